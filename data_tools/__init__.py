@@ -1,0 +1,52 @@
+"""Datasets of logged responses: collecting, SQL, shaping. Importing it loads neither Arrow nor DuckDB nor torch."""
+
+from typing import TYPE_CHECKING, Any
+
+from data_tools.errors import ConfigError, DataError, MissingExtra, RecError
+
+if TYPE_CHECKING:
+    from data_tools.collect import CollectReport, collect
+    from data_tools.dataset import Dataset, DatasetInfo, PolicyCard
+    from data_tools.shaping import Shaping
+
+__all__ = [
+    "CollectReport",
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "DatasetInfo",
+    "MissingExtra",
+    "PolicyCard",
+    "RecError",
+    "Shaping",
+    "collect",
+    "open",
+]
+
+_HOME = {
+    "CollectReport": "data_tools.collect",
+    "Dataset": "data_tools.dataset",
+    "DatasetInfo": "data_tools.dataset",
+    "PolicyCard": "data_tools.dataset",
+    "Shaping": "data_tools.shaping",
+    "collect": "data_tools.collect",
+}
+
+
+def open(path: str, create: bool = False, holdout: float | None = None) -> "Dataset":
+    """Open a dataset (or the run directory of a fit) at a local path or an fsspec URL.
+
+    With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that training
+    never sees (0.1). Raises DataError if there is no dataset, or one of a newer format version.
+    """
+    from data_tools.dataset import open_dataset
+
+    return open_dataset(path, create=create, holdout=holdout)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'data_tools' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,243 @@
+"""A dataset directory: batches of rollouts, what is kept beside them, and SQL over all of it."""
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from data_tools import views
+from data_tools.batches import BatchWriter
+from data_tools.connection import lock, open_duckdb
+from data_tools.errors import ConfigError, DataError
+from data_tools.guard import check_select
+from data_tools.schema import FORMAT_VERSION
+from data_tools.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+HOLDOUT = 0.1
+"""Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
+
+
+class DatasetInfo(BaseModel):
+    """The content of rec.json."""
+
+    format_version: int
+    created: datetime
+    holdout: float = Field(ge=0, lt=1)
+    salt: str
+
+
+class PolicyCard(BaseModel):
+    """The content of policies/<name>.json: the policy that sampled the responses, as far as it is known."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    model: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer and its chat template."""
+    template: str | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
+class Queryable:
+    """A directory that answers SQL: a dataset, or the run directory of a fit."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @property
+    def path(self) -> str:
+        """The absolute path or URL."""
+        return self._storage.root
+
+    def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
+        """Return a fresh connection with all views, that can read this directory's data and nothing else."""
+        raise NotImplementedError
+
+    def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> "pa.Table":
+        """Run one SELECT and return its result; ConfigError for anything else or a wrong column."""
+        import duckdb
+
+        with self.connect() as con:
+            try:
+                return con.sql(check_select(query, con), params=params).to_arrow_table()
+            except duckdb.Error as error:
+                raise sql_error(error) from error
+
+    def reader(self, query: str, rows_per_batch: int = 65_536) -> "pa.RecordBatchReader":
+        """Run one SELECT and stream its result in batches."""
+        import duckdb
+        import pyarrow as pa
+
+        con = self.connect()
+        try:
+            result = con.sql(check_select(query, con)).to_arrow_reader(rows_per_batch)
+        except duckdb.Error as error:
+            raise sql_error(error) from error
+
+        def batches() -> Iterator["pa.RecordBatch"]:
+            with con:
+                yield from result
+
+        return pa.RecordBatchReader.from_batches(result.schema, batches())
+
+
+class Dataset(Queryable):
+    """An opened dataset; get one from `data_tools.open`."""
+
+    def __init__(self, storage: Storage, info: DatasetInfo) -> None:
+        super().__init__(storage)
+        self.info = info
+
+    def batches(self) -> list[str]:
+        """Return the names of the committed batches in the order of their commits."""
+        return self._storage.stems("rollouts", ".parquet")
+
+    def rollout_path(self, batch: str) -> str:
+        """Return the path or URL of a batch's rollouts."""
+        return self._storage.url(f"rollouts/{batch}.parquet")
+
+    def writer(self, name: str | None = None) -> BatchWriter:
+        """Return a writer of one new batch; the name is given at the commit unless it is fixed here."""
+        return BatchWriter(self._storage, name)
+
+    def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
+        """Return a fresh connection with all views, that can read the dataset and nothing else.
+
+        `now` fixes the moment that `age_days` counts back from; the default is the present.
+        """
+        batches = self.batches()
+        kept = set(batches)
+        rollouts = [self.rollout_path(batch) for batch in batches]
+        rejects = [self._url("rejects", batch) for batch in self._stems("rejects") if batch in kept]
+        rewards = [self._url("rewards", name) for name in self._stems("rewards")]
+        erased = [self._url("erased", name) for name in self._stems("erased")]
+        con = open_duckdb(self._storage)
+        for statement in (
+            views.split_macro(self.info.holdout, self.info.salt),
+            *views.rollouts_view(rollouts, rewards, now or datetime.now(UTC)),
+            views.GROUPS_VIEW,
+            views.rejects_view(rejects),
+            views.policies_view(self._cards()),
+            views.erased_view(erased),
+        ):
+            con.execute(statement)
+        lock(con, [*rollouts, *rejects, *rewards, *erased])
+        return con
+
+    def policies(self) -> dict[str, PolicyCard]:
+        """Return the cards of the behaviour policies by name."""
+        cards = (self._card(stem) for stem in self._storage.stems("policies", ".json"))
+        return {card.name: card for card in cards}
+
+    def write_policy(self, card: PolicyCard) -> None:
+        """Write or replace a policy's card."""
+        content = card.model_dump_json(indent=2, exclude_none=True).encode()
+        self._storage.write(f"policies/{_file_stem(card.name)}.json", content + b"\n")
+
+    def _card(self, stem: str) -> PolicyCard:
+        name = f"policies/{stem}.json"
+        try:
+            return PolicyCard.model_validate_json(self._storage.read(name))
+        except ValidationError as error:
+            raise DataError(
+                f"{self._storage.url(name)}: not a policy card: {error}", "mend or remove the file"
+            ) from error
+
+    def _cards(self) -> list[list[str | None]]:
+        return [
+            [card.name, card.model, card.revision, card.tokenizer, json.dumps(card.sampling)]
+            for card in self.policies().values()
+        ]
+
+    def _stems(self, folder: str) -> list[str]:
+        return self._storage.stems(folder, ".parquet")
+
+    def _url(self, folder: str, stem: str) -> str:
+        return self._storage.url(f"{folder}/{stem}.parquet")
+
+
+def open_dataset(path: str, *, create: bool = False, holdout: float | None = None) -> Dataset:
+    """Open the dataset at a local path or an fsspec URL; with `create` make an empty one where there is none."""
+    storage = open_storage(path)
+    if not storage.exists("rec.json"):
+        if not create:
+            raise DataError(
+                f"{path} is not a dataset: it has no rec.json",
+                f"make one with: rec collect LOGS --into {path}",
+            )
+        _create(storage, HOLDOUT if holdout is None else holdout)
+    info = _read_info(storage)
+    if holdout is not None and holdout != info.holdout:
+        raise ConfigError(
+            f"{path} was created with holdout {info.holdout:g}, not {holdout:g}",
+            "the split of a dataset is fixed for good: leave holdout out, or start a new dataset",
+        )
+    return Dataset(storage, info)
+
+
+def _create(storage: Storage, holdout: float) -> None:
+    if not 0 <= holdout < 1:
+        raise ConfigError(
+            f"holdout must be at least 0 and below 1, got {holdout:g}", "0.1 keeps every tenth prompt out"
+        )
+    if storage.entries(""):
+        raise DataError(
+            f"{storage.root} is not a dataset, and not empty", "choose a new or an empty directory"
+        )
+    info = DatasetInfo(
+        format_version=FORMAT_VERSION, created=datetime.now(UTC), holdout=holdout, salt=secrets.token_hex(8)
+    )
+    try:
+        storage.write("rec.json", info.model_dump_json(indent=2).encode() + b"\n", exclusive=True)
+    except FileExistsError:
+        return  # another process created it at the same moment; its salt holds
+
+
+def _read_info(storage: Storage) -> DatasetInfo:
+    where = storage.url("rec.json")
+    try:
+        content = json.loads(storage.read("rec.json"))
+        version = int(content["format_version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{where} cannot be read: {error}", "restore it from a copy; it holds the dataset's salt"
+        ) from error
+    if version > FORMAT_VERSION:
+        raise DataError(
+            f"{where}: format version {version} is newer than {FORMAT_VERSION}, the newest that this rec reads",
+            "upgrade with: pip install -U offline-rec",
+        )
+    try:
+        return DatasetInfo.model_validate(content)
+    except ValidationError as error:
+        raise DataError(f"{where} cannot be read: {error}", "restore it from a copy") from error
+
+
+def _file_stem(name: str) -> str:
+    """Return a policy's name as a file's stem: reversible, never hidden, safe in every store."""
+    stem = quote(name, safe="")
+    return "%2E" + stem[1:] if stem.startswith(".") else stem
+
+
+def sql_error(error: Exception) -> ConfigError | DataError:
+    """Return the error a user reads when DuckDB refused a statement."""
+    import duckdb
+
+    lines = [line for line in str(error).split("\n") if line.strip()]
+    if isinstance(error, duckdb.IOException):
+        return DataError(
+            f"SQL: {lines[0]}", "if another process deletes or compacts this dataset, run the command again"
+        )
+    return ConfigError(
+        "SQL: " + "\n".join(lines[:4]), 'the columns are listed by: rec sql DS "DESCRIBE rollouts"'
+    )

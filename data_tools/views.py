@@ -1,0 +1,145 @@
+"""The SQL text of the views that every statement sees: rollouts, groups, rejects, policies.
+
+All of it is lazy: a column that a query does not name costs nothing. DuckDB drops a LEFT JOIN whose right side is
+grouped by the join key as soon as no column of it is used, which makes the later rewards and the staleness free
+where they are not asked for.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import pyarrow as pa
+
+from data_tools.schema import ERASED, REJECTS, REWARDS, ROLLOUTS
+
+
+def literal(text: str) -> str:
+    """Return a string as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def identifier(name: str) -> str:
+    """Return a name as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def scan(files: Sequence[str], schema: pa.Schema) -> str:
+    """Return the FROM item over Parquet files, with `filename` and `file_row_number`; typed and empty without files."""
+    if files:
+        listed = ", ".join(literal(file) for file in files)
+        return f"read_parquet([{listed}], filename = true, file_row_number = true)"
+    columns = [f"CAST(NULL AS {_sql_type(field.type)}) AS {identifier(field.name)}" for field in schema]
+    columns += ["CAST(NULL AS VARCHAR) AS filename", "CAST(NULL AS BIGINT) AS file_row_number"]
+    return f"(SELECT {', '.join(columns)} WHERE false)"
+
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
+}
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return _sql_type(kind.value_type) + "[]"
+    return _SQL_TYPES[kind]
+
+
+def split_macro(holdout: float, salt: str) -> str:
+    """Return the macro `rec_split(prompt_hash)`: 'train' or 'holdout' by the salted hash alone.
+
+    The first 13 hex digits of md5 are an integer below 2^52, exact as a double, so the share is unbiased and any
+    other program can recompute it.
+    """
+    return (
+        "CREATE OR REPLACE MACRO rec_split(prompt_hash) AS CASE WHEN "
+        f"CAST('0x' || left(md5({literal(salt)} || prompt_hash), 13) AS BIGINT) < {holdout!r} * 4503599627370496.0 "
+        "THEN 'holdout' ELSE 'train' END"
+    )
+
+
+def rollouts_view(files: Sequence[str], rewards: Sequence[str], now: datetime) -> list[str]:
+    """Return the statements that create `rollouts`, with the later rewards merged in."""
+    names = [identifier(name) for name in ROLLOUTS.names]
+    reward, later = "r.reward", ""
+    if rewards:
+        reward = "CASE WHEN l.response_id IS NULL THEN r.reward ELSE l.latest.reward END"
+        later = "LEFT JOIN _later_rewards l ON l.response_id = r.response_id"
+    columns = ["r." + name if name != '"reward"' else f"{reward} AS reward" for name in names]
+    age = f"(epoch(TIMESTAMPTZ {literal(now.isoformat())}) - epoch(r.sampled_at)) / 86400.0"
+    return [
+        f"CREATE VIEW _rollouts AS SELECT * FROM {scan(files, ROLLOUTS)}",
+        later_rewards_view(rewards),
+        "CREATE VIEW _newest AS SELECT policy, max(policy_version) AS version FROM _rollouts GROUP BY policy",
+        f"""CREATE VIEW rollouts AS SELECT {", ".join(columns)},
+            {age} AS age_days,
+            n.version - r.policy_version AS staleness,
+            rec_split(r.prompt_hash) AS split,
+            parse_filename(r.filename, true) AS file,
+            r.file_row_number AS file_row
+        FROM _rollouts r {later} LEFT JOIN _newest n ON n.policy = r.policy""",
+    ]
+
+
+def later_rewards_view(rewards: Sequence[str]) -> str:
+    """Return the view of the reward that counts per response_id: the last by time, then by file and row.
+
+    The struct keeps a null: a later null takes an earlier reward back.
+    """
+    return f"""CREATE VIEW _later_rewards AS SELECT response_id,
+            arg_max({{'reward': reward, 'source': source, 'rewarded_at': rewarded_at}},
+                    (rewarded_at, filename, file_row_number)) AS latest
+        FROM {scan(rewards, REWARDS)} GROUP BY response_id"""
+
+
+GROUPS_VIEW = """CREATE VIEW groups AS SELECT group_id,
+    count(*) AS n,
+    count(reward) AS n_rewarded,
+    avg(reward) AS reward_mean,
+    stddev_pop(reward) AS reward_std,
+    min(reward) AS reward_min,
+    max(reward) AS reward_max,
+    max(reward) - min(reward) <= 1e-9 * greatest(1, abs(max(reward))) AS zero_variance,
+    arg_min(prompt, response_id) AS prompt,
+    min(prompt_hash) AS prompt_hash,
+    count(DISTINCT policy) AS n_policies,
+    min(policy_version) AS min_policy_version,
+    max(policy_version) AS max_policy_version,
+    min(split) AS split
+FROM rollouts GROUP BY group_id"""
+"""`zero_variance` is null without a reward; `split` is 'holdout' as soon as one row is."""
+
+
+def rejects_view(files: Sequence[str]) -> str:
+    """Return the view `rejects`."""
+    names = ", ".join(REJECTS.names)
+    return f"CREATE VIEW rejects AS SELECT {names}, parse_filename(filename, true) AS file FROM {scan(files, REJECTS)}"
+
+
+def erased_view(files: Sequence[str]) -> str:
+    """Return the view `_erased` of the hashes of deleted response ids."""
+    return f"CREATE VIEW _erased AS SELECT id_hash FROM {scan(files, ERASED)}"
+
+
+CARD_COLUMNS = ("policy", "model", "revision", "tokenizer", "sampling")
+
+
+def policies_view(cards: Sequence[Sequence[str | None]]) -> str:
+    """Return the view `policies`: what the rows say joined with the cards, given as rows of CARD_COLUMNS."""
+    nothing = "(" + ", ".join(["CAST(NULL AS VARCHAR)"] * len(CARD_COLUMNS)) + ")"
+    rows = [
+        "(" + ", ".join("NULL" if value is None else literal(value) for value in card) + ")" for card in cards
+    ]
+    listed = ", ".join([nothing, *rows])
+    return f"""CREATE VIEW policies AS SELECT coalesce(s.policy, c.policy) AS policy, coalesce(s.n, 0) AS n,
+            s.* EXCLUDE (policy, n), c.* EXCLUDE (policy)
+        FROM (SELECT policy, count(*) AS n, min(policy_version) AS min_policy_version,
+                max(policy_version) AS max_policy_version, min(sampled_at) AS first_sampled_at,
+                max(sampled_at) AS last_sampled_at FROM _rollouts GROUP BY policy) s
+        FULL JOIN (SELECT * FROM (VALUES {listed}) v({", ".join(CARD_COLUMNS)}) WHERE policy IS NOT NULL) c
+        ON c.policy = s.policy"""
