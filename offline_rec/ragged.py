@@ -1,0 +1,106 @@
+"""Rows of different lengths as one flat array and its offsets: no Python object a token."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Row i is `values[offsets[i]:offsets[i + 1]]`; `offsets` has one entry more than rows."""
+
+    values: NDArray[Any]
+    offsets: IntArray
+
+    @classmethod
+    def from_lists(cls, rows: Iterable[Sequence[Any]], dtype: Any) -> "Ragged":
+        """Rows given one by one."""
+        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+        return cls(values, offsets_of([len(row) for row in arrays]))
+
+    @classmethod
+    def full(cls, lengths: IntArray, value: float, dtype: Any) -> "Ragged":
+        """Rows of the given lengths that hold one value everywhere."""
+        offsets = offsets_of(lengths)
+        return cls(np.full(offsets[-1], value, dtype), offsets)
+
+    @classmethod
+    def from_arrow(cls, column: pa.ListArray) -> "Ragged":
+        """The rows of an Arrow list array; a null row is empty, a null float is NaN."""
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        # flatten() leaves out what a slice or a null row hides, so the offsets are made anew.
+        return cls(column.flatten().to_numpy(zero_copy_only=False), offsets_of(lengths))
+
+    def to_arrow(self, valid: NDArray[np.bool_] | None = None) -> pa.ListArray:
+        """An Arrow list array over the same memory; rows that are not `valid` are null."""
+        offsets = self.offsets.astype(np.int32)
+        mask = None if valid is None else pa.array(~valid)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(self.values), mask=mask)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> IntArray:
+        """Values of each row."""
+        return np.diff(self.offsets)
+
+    def take(self, index: NDArray[np.integer[Any]]) -> "Ragged":
+        """The rows named by `index`, in that order; a run of neighbours is a view, not a copy."""
+        if len(index) and np.all(np.diff(index) == 1):
+            first, last = self.offsets[index[0]], self.offsets[index[-1] + 1]
+            return Ragged(self.values[first:last], self.offsets[index[0] : index[-1] + 2] - first)
+        lengths = self.lengths[index]
+        offsets = offsets_of(lengths)
+        source = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths)
+        source += np.arange(offsets[-1])
+        return Ragged(self.values[source], offsets)
+
+    def pad(self, width: int, fill: float = 0) -> NDArray[Any]:
+        """A [rows, width] array, filled on the right; `width` is at least the longest row."""
+        padded = np.full((len(self), width), fill, self.values.dtype)
+        padded[np.arange(width) < self.lengths[:, None]] = self.values
+        return padded
+
+
+def offsets_of(lengths: Any) -> IntArray:
+    """The offsets of rows that have these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def concatenate(parts: Sequence[Ragged]) -> Ragged:
+    """All rows of the parts, one after another; at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts])
+    return Ragged(values, offsets_of(np.concatenate([part.lengths for part in parts])))
+
+
+def micro_batches(lengths: NDArray[np.integer[Any]], token_budget: int) -> list[IntArray]:
+    """Row numbers in batches whose padded size, rows x longest, stays within the budget.
+
+    Longest first, so that the rows of a batch differ little in length; ties keep their order, so equal
+    input gives equal batches. Every row is in exactly one batch; a row that alone exceeds the budget is a
+    batch of its own.
+    """
+    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = max(int(lengths[order[start]]), 1)
+        stop = start + max(token_budget // longest, 1)
+        batches.append(order[start:stop])
+        start = stop
+    return batches
