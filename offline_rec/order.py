@@ -51,8 +51,8 @@ class Order:
     """The endless stream of groups: epoch after epoch of a seeded shuffle.
 
     `block_first` [blocks + 1]: the groups of block b are block_first[b] .. block_first[b + 1].
-    With `priority`, one number a group, an epoch holds a group n_groups * priority / sum(priority) times, rounded down or
-    up by systematic resampling; without it, once.
+    `priority` [groups]: an epoch visits a group n_groups * priority / sum(priority) times, rounded down or up
+    by systematic resampling; without it, once.
     """
 
     def __init__(
