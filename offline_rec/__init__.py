@@ -1,0 +1,36 @@
+"""Learn from logged responses: fit a policy with a regularised group-relative objective.
+
+`fit`, `FitConfig`, `objective` and `rewards` load on first use, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offline_rec import rewards
+    from offline_rec.config import FitConfig
+    from offline_rec.fit import fit
+    from offline_rec.objectives.objective import objective
+
+__all__ = ["FitConfig", "fit", "objective", "rewards"]
+
+_HOMES = {
+    "FitConfig": "offline_rec.config",
+    "fit": "offline_rec.fit",
+    "objective": "offline_rec.objectives.objective",
+    "rewards": "offline_rec.rewards",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a public name when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_HOMES[name])
+    value = getattr(module, name, module)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
