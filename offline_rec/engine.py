@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from data_tools.errors import ConfigError, DataError
+from data_tools.errors import DataError
 from offline_rec.config import FitConfig
+from offline_rec.loading import choose_device
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 ADAM_EPS = 1e-8
@@ -99,7 +100,7 @@ class TorchEngine:
     world_size = 1
 
     def __init__(self, device: str | torch.device = "auto") -> None:
-        self.device = resolve_device(device)
+        self.device = choose_device(str(device))
         self._settings = OptimizerSettings()
         self._params: dict[str, nn.Parameter] = {}
         self._masters: dict[str, nn.Parameter] = {}
@@ -214,26 +215,3 @@ def _sum_into(master: nn.Parameter) -> Any:
             parameter.grad = None
 
     return hook
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """`auto` is a GPU where there is one; `ConfigError` for a device that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(
-            f"device {str(device)!r} cannot be used: {first}", "give cpu, cuda or auto"
-        ) from error
-    return found
-
-
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The type of the weights in a forward pass; `auto` is bfloat16 on a GPU, float32 elsewhere."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    found: torch.dtype = getattr(torch, dtype)
-    return found

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from data_tools.errors import ConfigError, DataError
-from offline_rec.engine import OptimizerSettings, TorchEngine, resolve_device, resolve_dtype
+from data_tools.errors import DataError
+from offline_rec.engine import OptimizerSettings, TorchEngine
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -119,18 +119,3 @@ def test_one_process_gathers_itself():
     assert (engine.rank, engine.world_size) == (0, 1)
     assert engine.all_reduce_sum(torch.ones(2)).tolist() == [1, 1]
     assert [array.tolist() for array in engine.gather(np.arange(3))] == [[0, 1, 2]]
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match="warp"):
-        resolve_device("warp")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="cuda"):
-            resolve_device("cuda")
-        assert resolve_device("auto").type == "cpu"
-
-
-def test_auto_dtype_follows_the_device():
-    assert resolve_dtype("auto", torch.device("cpu")) is torch.float32
-    assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
-    assert resolve_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
