@@ -1,0 +1,28 @@
+"""Silence for libraries that print to a terminal which is not theirs."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers, and what it imports, from logging, warning and drawing progress bars."""
+    disabled = logging.root.manager.disable
+    # Importing transformers may import DeepSpeed, whose logger writes as soon as it exists.
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from transformers.utils import logging as transformers_logging
+
+            bars = transformers_logging.is_progress_bar_enabled()
+            transformers_logging.disable_progress_bar()
+            try:
+                yield
+            finally:
+                if bars:
+                    transformers_logging.enable_progress_bar()
+    finally:
+        logging.disable(disabled)
