@@ -1,0 +1,66 @@
+"""Deterministic identities: of a record's content, a log, a prompt, a group and a response.
+
+None of them holds a path or a time, so a log that was moved, compressed again or grown gives the same ids.
+"""
+
+import hashlib
+
+DIGEST_BYTES = 16
+
+blake = hashlib.blake2b
+
+
+def digest(*parts: bytes | str) -> bytes:
+    """Hash the parts, each with its length, so that ("ab", "c") and ("a", "bc") differ."""
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.digest()
+
+
+def record_digest(raw: bytes) -> bytes:
+    """Hash one record as it stands in the log, without the white space around it (CRLF equals LF)."""
+    return hashlib.blake2b(raw.strip(), digest_size=DIGEST_BYTES).digest()
+
+
+def choice_digest(record: bytes, choice: int) -> bytes:
+    """Hash of the `choice`-th response that one record holds; the first keeps the record's own hash."""
+    return record if choice == 0 else digest("choice", record, str(choice))
+
+
+def prompt_hash(canonical: str, tools: str | None) -> str:
+    """Hash of a canonical prompt and its tool definitions: equal prompts of different logs meet here."""
+    return digest("prompt", canonical, tools or "").hex()
+
+
+def prompt_ids_hash(token_ids: bytes) -> str:
+    """Hash of a prompt known only by its token ids (their int32 bytes)."""
+    return digest("prompt-ids", token_ids).hex()
+
+
+def group_id(format_name: str, scope: str, key: str) -> str:
+    """Hash of a log's own group key within its run; bare keys such as 3 collide across logs."""
+    return digest("group", format_name, scope, key).hex()
+
+
+def given_response_id(format_name: str, scope: str, given: str) -> bytes:
+    """Hash of an id that the log gives, within its format and run."""
+    return digest("given", format_name, scope, given)
+
+
+def drawn_response_id(fingerprint: bytes, content: bytes) -> bytes:
+    """Hash of the first occurrence of `content` in the log; `occurrence_id` tells later ones apart."""
+    return digest("drawn", fingerprint, content)
+
+
+OCCURRENCE_SQL = "md5(hex({base}) || ':' || {n})"
+"""The id of the n-th further occurrence (n >= 1) in DuckDB; `occurrence_id` is the same in Python."""
+
+
+def occurrence_id(base: bytes, n: int) -> str:
+    """Response id of the n-th occurrence (from 0) of an equal record in one log: each is its own draw."""
+    if n == 0:
+        return base.hex()
+    return hashlib.md5(f"{base.hex().upper()}:{n}".encode(), usedforsecurity=False).hexdigest()

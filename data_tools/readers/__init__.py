@@ -1,0 +1,44 @@
+"""The log formats: a registry of readers, asked in order whether a log is theirs."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from data_tools.errors import ConfigError, DataError
+from data_tools.logs import Log
+from data_tools.readers.base import Reader
+from data_tools.readers.rows import RowsReader
+from data_tools.records import samples
+
+READERS: tuple[Reader, ...] = (RowsReader(),)
+"""The most particular format first; plain rows, which need only names that say what they are, last."""
+
+
+def reader(name: str) -> Reader:
+    """The reader of the format `name`; raises ConfigError that names the nearest one."""
+    by_name = {reader.name: reader for reader in READERS}
+    if name in by_name:
+        return by_name[name]
+    near = get_close_matches(name, by_name, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known formats: auto, {', '.join(by_name)}"
+    raise ConfigError(f"there is no log format named {name!r}", hint)
+
+
+def detect(log: Log) -> Reader | None:
+    """The first reader that takes the log for its own; None if nobody does."""
+    seen = samples(log)
+    return next((reader for reader in READERS if reader.detect(log, seen)), None)
+
+
+def unknown(log: Log) -> DataError:
+    """The error for a log that no reader takes, with the fields that were seen."""
+    fields = field_names(samples(log))
+    if not fields:
+        return DataError(f"{log.name} is not a log ({log.kind} content)", "rec formats lists what is read")
+    shown = ", ".join(fields[:12]) + (", ..." if len(fields) > 12 else "")
+    hint = "name the columns with --map COLUMN=SQL or --select; rec formats lists what is read by itself"
+    return DataError(f"{log.name}: no known format has the fields {shown}", hint)
+
+
+def field_names(seen: Sequence[object]) -> list[str]:
+    """Names of the fields of some records, in the order seen."""
+    return list(dict.fromkeys(key for record in seen if isinstance(record, dict) for key in record))

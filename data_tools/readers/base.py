@@ -1,0 +1,162 @@
+"""What a reader is: one small file that turns the records of a log format into rows of loose dataset columns.
+
+A reader names the columns it found and hands values over as they were logged. It applies no rule: what a
+usable log-prob, reward or mask is, is decided once for all formats (rules.py), and so are types (coerce.py), ids and
+duplicates (ledger.py). Most formats need only `RecordReader.detect` and `RecordReader.rows`.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from data_tools.ids import choice_digest
+from data_tools.jsontext import dump
+from data_tools.logs import Log
+from data_tools.reasons import Refused, Reject
+from data_tools.records import Block, blocks, flat
+
+__all__ = ["Carries", "Chunk", "ChunkBuilder", "Log", "Reader", "RecordReader", "Refused", "Reject", "Values"]
+
+Values = Mapping[str, Any]
+"""One response: loose column (a key of columns.LOOSE) -> value as logged; `extra`: a dict of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carries:
+    """What a format holds: "yes", "no", "optional" or a few words; the table of `rec formats`."""
+
+    prompt: str = "no"
+    group: str = "no"
+    reward: str = "no"
+    ids: str = "no"
+    logprobs: str = "no"
+    version: str = "no"
+    time: str = "no"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows of one log, column by column and equally long, before any type or rule; and what was unreadable.
+
+    A column is a Python list of logged values or an Arrow array. `content` is a hash of each row as logged:
+    rows of one log with equal hashes are separate draws. `names` gives the log's own field name of a column.
+    """
+
+    columns: dict[str, Sequence[Any] | pa.Array] = field(default_factory=dict)
+    source_row: Sequence[int] = ()
+    content: Sequence[bytes] = ()
+    rejects: list[Reject] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    names: dict[str, str] = field(default_factory=dict)
+    input_rows: int = 0
+    """Records of the log behind this chunk; its rows may be more, where a record holds several responses."""
+
+    textual: bool = False
+    """True where every value is text only because the file format has no types (CSV)."""
+
+
+class Reader(ABC):
+    """A log format. Subclasses are stateless; one instance reads any number of logs."""
+
+    name: ClassVar[str]
+    """What `--format` takes and what ids are namespaced with: never rename it."""
+    title: ClassVar[str]
+    carries: ClassVar[Carries]
+
+    @abstractmethod
+    def detect(self, log: Log, samples: Sequence[Any]) -> bool:
+        """Tell by content whether this is its log: `log.kind`, `log.head`, values of the first records.
+
+        Readers are asked in the order of the registry, the most particular format first.
+        """
+
+    def plan(self, logs: Sequence[Log]) -> list[Log]:
+        """Order those logs of one collect that are this reader's; join companions, drop repeated files.
+
+        A log that is left out must be in the `companions` of one that stays.
+        """
+        return list(logs)
+
+    @abstractmethod
+    def chunks(self, log: Log) -> Iterator[Chunk]:
+        """Yield the log's rows in chunks of bounded size."""
+
+
+class RecordReader(Reader):
+    """A format whose records (lines, array elements, table rows) each turn into zero or more responses."""
+
+    whole_lists: ClassVar[bool] = False
+    """True where a line that is a JSON array is one record (for example one request with n > 1)."""
+
+    @abstractmethod
+    def rows(self, record: Any, log: Log) -> Iterator[Values | Refused]:
+        """Yield one mapping per response that `record` (the parsed JSON value or table row) holds.
+
+        Yield a `Refused` for a response that cannot be used; raise it for the whole record.
+        """
+
+    def chunks(self, log: Log) -> Iterator[Chunk]:
+        """Read record by record; a malformed record is a reject with its line number, never a crash."""
+        for block in blocks(log):
+            yield self._chunk(block if self.whole_lists else flat(block), log)
+
+    def _chunk(self, block: Block, log: Log) -> Chunk:
+        made = ChunkBuilder(rejects=block.rejects, input_rows=block.input_rows)
+        made.notes.update(block.notes)
+        for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
+            for choice, values in enumerate(self._responses(record, log)):
+                made.add(row, choice_digest(content, choice), values, record)
+        return made.chunk()
+
+    def _responses(self, record: Any, log: Log) -> Iterator[Values | Refused]:
+        """The rows of a record; whatever goes wrong inside a malformed one ends as its last Refused."""
+        try:
+            yield from self.rows(record, log)
+        except Refused as refused:
+            yield refused
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            yield Refused("bad_record", f"not a {self.name} record ({type(error).__name__}: {error})")
+
+
+@dataclass
+class ChunkBuilder:
+    """Collects single rows into a chunk, for readers that see a log as records or a stream."""
+
+    rejects: list[Reject] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    input_rows: int = 0
+    _values: list[Values] = field(default_factory=list)
+    _rows: list[int] = field(default_factory=list)
+    _contents: list[bytes] = field(default_factory=list)
+
+    def add(self, row: int, content: bytes, values: Values | Refused, record: Any = None) -> None:
+        """Add a response found at `row` (from 1), or count the refusal of one (`record` is kept with it)."""
+        if isinstance(values, Refused):
+            self.refuse(row, values, record)
+            return
+        self._values.append(values)
+        self._rows.append(row)
+        self._contents.append(content)
+
+    def refuse(self, row: int, refused: Refused, record: Any = None) -> None:
+        """Count a record or response that cannot be used."""
+        self.rejects.append(refused.at(row, "" if record is None else dump(record)))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def chunk(self) -> Chunk:
+        """The rows so far, column by column; a column that a row lacks is None there."""
+        columns = dict.fromkeys(key for values in self._values for key in values)
+        return Chunk(
+            columns={key: [values.get(key) for values in self._values] for key in columns},
+            source_row=self._rows,
+            content=self._contents,
+            rejects=self.rejects,
+            notes=self.notes,
+            input_rows=self.input_rows,
+        )

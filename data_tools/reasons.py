@@ -1,0 +1,94 @@
+"""Why a record was refused, changed or flagged: every code that a collect report counts, with its meaning."""
+
+from dataclasses import dataclass
+
+REASONS = {
+    "not_json": "the line is not JSON (or not UTF-8 text)",
+    "torn_line": "the line breaks off, or holds a broken record and another: a writer was killed and resumed",
+    "line_too_long": "the line is longer than 1 GiB",
+    "too_deep": "the record is nested too deeply to be stored",
+    "torn_archive": "the compressed log breaks off here; what came before was read",
+    "not_an_object": "the record is a bare number, text or list, not an object with fields",
+    "bad_csv": "the row does not have one value per column of the CSV header, or its quotes are broken",
+    "bad_record": "the record does not have the shape of its format",
+    "no_prompt": "neither a prompt text, messages nor prompt ids",
+    "no_response": "neither a response text, message nor response ids",
+    "bad_reward": "the reward is a text that could mean several numbers, such as '1,5'",
+    "bad_ids": "the token ids are no ids (fractions, negative, beyond int32) and there is no text instead",
+    "bad_mask": "the loss mask does not fit the response ids, so which tokens the policy produced is unknown",
+    "id_conflict": "another record of this log gave the same response id with other content",
+    "erased": "the response was deleted from this dataset by `rec delete`",
+    "failed_call": "the call failed, so there is no response",
+    "cache_hit": "the response came from a cache: no draw of its own",
+}
+"""Reject codes: the record is not in the dataset; `rejects` holds its file, row, reason and beginning."""
+
+NOTES = {
+    "reward_from_text": "a reward written as text was read as a number",
+    "reward_unreadable": "the reward is no number (a word, a list, NaN, infinite): stored as missing, "
+    "what was logged is in `extra`",
+    "id_from_text": "token ids written as text were read as integers",
+    "id_from_float": "token ids written as floats without a fraction were read as integers",
+    "value_unreadable": "a value does not fit its column: stored as missing, what was logged is in `extra`",
+    "duplicate_key": "the record names a field twice; the last value counts",
+    "lone_surrogate": "half a surrogate pair in a text was escaped",
+    "time_unreadable": "the time of sampling is no time since 1973; stored as missing",
+    "several_prompts": "a group, by the log's own key, holds prompts that differ; the key wins",
+}
+"""Note codes: the row is in the dataset, but something about it was changed, converted or left out."""
+
+FLAGS = {
+    "truncated": "the response was cut at the length limit",
+    "retokenised": "the ids were made from text, not by the engine: ids and log-probs are left out",
+    "bad_ids": "the response ids are no ids; ids and log-probs are left out, the text stays",
+    "bad_prompt_ids": "the prompt ids are no ids; they are left out, the text stays",
+    "missing_logprobs": "some log-probs are null, NaN, infinite or a floor (<= -9999): no usable log-probs",
+    "positive_logprobs": "some log-probs are above 0, which no probability has; those are stored as missing",
+    "logprob_length": "not one log-prob per response id, and no safe way to cut: log-probs are left out",
+    "logprob_tail_cut": "surplus log-probs behind the last response id (a trimmed stop token) were cut",
+    "logprobs_without_ids": "log-probs without response ids: kept, but of no use as behaviour log-probs",
+    "raw_at_temperature": "log-probs not known to be processed at a temperature other than 1: not of sampling",
+    "greedy": "temperature 0: the response was not sampled, so its log-probs are no sampling probabilities",
+    "repeated_first_token": "the prompt begins with the same token twice (two BOS?); kept as logged",
+    "multimodal": "the messages hold parts that are no text",
+    "broken_tool_arguments": "the arguments of a tool call are no JSON; kept as logged",
+    "incomplete_group": "fewer responses than the request asked for",
+    "mask_without_ids": "a loss mask of ones without response ids was left out",
+}
+"""Flags that collect sets on rows; each is counted as a note too."""
+
+RAW_CHARS = 2000
+"""How much of a refused record is kept: enough to see what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A record that cannot be used: its line or row from 1, why (a key of REASONS) and how it begins."""
+
+    row: int
+    reason: str
+    detail: str = ""
+    raw: str = ""
+
+
+class Refused(Exception):
+    """A record, or one response of it, that cannot become a row.
+
+    `reason` is a key of REASONS; `detail` says what was found.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def at(self, row: int, raw: bytes | str = b"") -> Reject:
+        """The reject of the record at `row`."""
+        return Reject(row, self.reason, self.detail, raw_text(raw))
+
+
+def raw_text(raw: bytes | str) -> str:
+    """The beginning of a refused record, readable whatever its bytes are."""
+    if isinstance(raw, str):
+        raw = raw[:RAW_CHARS].encode("utf-8", "backslashreplace")
+    return raw[: 4 * RAW_CHARS].decode("utf-8", "backslashreplace").replace("\x00", "\\x00")[:RAW_CHARS]
