@@ -1,6 +1,8 @@
-"""Datasets of logged responses: collecting, SQL, shaping. Importing it loads neither Arrow nor DuckDB nor torch."""
+"""Datasets of logged responses: collecting, SQL, shaping. Importing it loads neither Arrow nor DuckDB nor
+torch.
+"""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from data_tools.errors import ConfigError, DataError, MissingExtra, RecError
 
@@ -36,12 +38,17 @@ _HOME = {
 def open(path: str, create: bool = False, holdout: float | None = None) -> "Dataset":
     """Open a dataset (or the run directory of a fit) at a local path or an fsspec URL.
 
-    With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that training
-    never sees (0.1). Raises DataError if there is no dataset, or one of a newer format version.
+    With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that
+    training never sees (0.1). Raises DataError if there is no dataset, or one of a newer format version.
     """
     from data_tools.dataset import open_dataset
+    from data_tools.run_directory import RunDirectory, is_run
+    from data_tools.storage import open_storage
 
-    return open_dataset(path, create=create, holdout=holdout)
+    storage = open_storage(path)
+    if not create and is_run(storage):
+        return cast("Dataset", RunDirectory(storage))  # answers SQL alike, refuses the rest with a DataError
+    return open_dataset(storage, create=create, holdout=holdout)
 
 
 def __getattr__(name: str) -> Any:

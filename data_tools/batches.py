@@ -1,5 +1,6 @@
 """Writes one batch of a dataset: all of it becomes visible at one moment, or none of it."""
 
+import contextlib
 import re
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -19,14 +20,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 def fresh_name(existing: list[str]) -> str:
-    """Return a batch name that sorts after all of `existing`, whatever the clock says, and that nobody else picks."""
+    """Return a batch name that sorts after all of `existing`, whatever the clock says, and that nobody else
+    picks.
+    """
     stamp = datetime.now(UTC).strftime(_STAMP)
     last = max((name[: len(stamp)] for name in existing), default="")
     if stamp <= last:
-        try:
+        with contextlib.suppress(ValueError):  # a name given by hand is no time stamp
             stamp = (datetime.strptime(last, _STAMP) + timedelta(microseconds=1)).strftime(_STAMP)
-        except ValueError:  # a name given by hand that is not a time stamp
-            pass
     return f"{stamp}-{uuid.uuid4().hex[:8]}"
 
 
@@ -40,8 +41,8 @@ def check_name(name: str) -> str:
 class BatchWriter:
     """A batch being written; a context manager that forgets everything unless `commit` was called.
 
-    The rollouts file is published last, by one rename: it is the commit. Rejects without it stay invisible, so a batch
-    that holds nothing but rejects still gets a rollouts file, of zero rows.
+    The rollouts file is published last, by one rename: it is the commit. Rejects without it stay invisible,
+    so a batch that holds nothing but rejects still gets a rollouts file, of zero rows.
     """
 
     def __init__(self, storage: Storage, name: str | None = None) -> None:

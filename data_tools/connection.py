@@ -19,13 +19,17 @@ _SHARE, _LEAST, _MOST = 0.25, 1 << 30, 8 << 30
 
 
 def memory_limit() -> str:
-    """Return DuckDB's memory limit: a quarter of the machine's memory within 1 to 8 GiB, unless the variable says else."""
+    """Return DuckDB's memory limit: a quarter of the machine's memory within 1 to 8 GiB, unless the variable
+    says else.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return os.environ.get(MEMORY_VARIABLE) or f"{min(max(int(machine * _SHARE), _LEAST), _MOST)}B"
 
 
 def open_duckdb(storage: Storage | None = None) -> "duckdb.DuckDBPyConnection":
-    """Return an in-memory database that spills to a temporary folder, knows the storage and sees no Python variables."""
+    """Return an in-memory database that spills to a temporary folder, knows the storage and sees no Python
+    variables.
+    """
     import duckdb
 
     con = duckdb.connect()

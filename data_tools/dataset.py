@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,14 +11,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools import views
 from data_tools.batches import BatchWriter
 from data_tools.connection import lock, open_duckdb
+from data_tools.erased import ErasedIds, erased_files
 from data_tools.errors import ConfigError, DataError
-from data_tools.guard import check_select
+from data_tools.queryable import Queryable
 from data_tools.schema import FORMAT_VERSION
-from data_tools.storage import Storage, open_storage
+from data_tools.sidecars import Sidecar, SidecarKind
+from data_tools.storage import Storage
+from data_tools.swaps import live_batches
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from data_tools.compaction import CompactReport
+    from data_tools.deletion import DeleteReport
+    from data_tools.later_rewards import RewardReport, RewardWriter
+    from data_tools.logs import Log
 
 HOLDOUT = 0.1
 """Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
@@ -48,49 +55,6 @@ class PolicyCard(BaseModel):
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 
-class Queryable:
-    """A directory that answers SQL: a dataset, or the run directory of a fit."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    @property
-    def path(self) -> str:
-        """The absolute path or URL."""
-        return self._storage.root
-
-    def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
-        """Return a fresh connection with all views, that can read this directory's data and nothing else."""
-        raise NotImplementedError
-
-    def sql(self, query: str, params: Sequence[Any] | dict[str, Any] | None = None) -> "pa.Table":
-        """Run one SELECT and return its result; ConfigError for anything else or a wrong column."""
-        import duckdb
-
-        with self.connect() as con:
-            try:
-                return con.sql(check_select(query, con), params=params).to_arrow_table()
-            except duckdb.Error as error:
-                raise sql_error(error) from error
-
-    def reader(self, query: str, rows_per_batch: int = 65_536) -> "pa.RecordBatchReader":
-        """Run one SELECT and stream its result in batches."""
-        import duckdb
-        import pyarrow as pa
-
-        con = self.connect()
-        try:
-            result = con.sql(check_select(query, con)).to_arrow_reader(rows_per_batch)
-        except duckdb.Error as error:
-            raise sql_error(error) from error
-
-        def batches() -> Iterator["pa.RecordBatch"]:
-            with con:
-                yield from result
-
-        return pa.RecordBatchReader.from_batches(result.schema, batches())
-
-
 class Dataset(Queryable):
     """An opened dataset; get one from `data_tools.open`."""
 
@@ -100,15 +64,19 @@ class Dataset(Queryable):
 
     def batches(self) -> list[str]:
         """Return the names of the committed batches in the order of their commits."""
-        return self._storage.stems("rollouts", ".parquet")
+        return live_batches(self.storage)
 
     def rollout_path(self, batch: str) -> str:
         """Return the path or URL of a batch's rollouts."""
-        return self._storage.url(f"rollouts/{batch}.parquet")
+        return self.storage.url(f"rollouts/{batch}.parquet")
+
+    def parquet(self, batch: str) -> "pq.ParquetFile":
+        """Open the rollouts of a batch, local or not."""
+        return self.storage.parquet(f"rollouts/{batch}.parquet")
 
     def writer(self, name: str | None = None) -> BatchWriter:
         """Return a writer of one new batch; the name is given at the commit unless it is fixed here."""
-        return BatchWriter(self._storage, name)
+        return BatchWriter(self.storage, name)
 
     def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
         """Return a fresh connection with all views, that can read the dataset and nothing else.
@@ -120,8 +88,8 @@ class Dataset(Queryable):
         rollouts = [self.rollout_path(batch) for batch in batches]
         rejects = [self._url("rejects", batch) for batch in self._stems("rejects") if batch in kept]
         rewards = [self._url("rewards", name) for name in self._stems("rewards")]
-        erased = [self._url("erased", name) for name in self._stems("erased")]
-        con = open_duckdb(self._storage)
+        erased = erased_files(self.storage)
+        con = open_duckdb(self.storage)
         for statement in (
             views.split_macro(self.info.holdout, self.info.salt),
             *views.rollouts_view(rollouts, rewards, now or datetime.now(UTC)),
@@ -134,23 +102,61 @@ class Dataset(Queryable):
         lock(con, [*rollouts, *rejects, *rewards, *erased])
         return con
 
+    def sidecar(self, kind: SidecarKind, key: str) -> Sidecar:
+        """Return the files beside the rollouts of a kind, for one tokenizer or one set of weights."""
+        return Sidecar(self.storage, kind, key)
+
+    def erased(self) -> ErasedIds:
+        """Return the set of the response ids that were deleted."""
+        return ErasedIds(self.storage)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the facts of `rec stats`, as JSON-able values (stats.py)."""
+        from data_tools.stats import dataset_stats
+
+        return dataset_stats(self)
+
+    def rewards_writer(self, source: str) -> "RewardWriter":
+        """Return a writer of later rewards; `source` says who judged."""
+        from data_tools.later_rewards import RewardWriter
+
+        return RewardWriter(self.storage, source)
+
+    def add_rewards(self, log: "Log", **options: Any) -> "RewardReport":
+        """Append the rewards of a file (later_rewards.add_rewards)."""
+        from data_tools.later_rewards import add_rewards
+
+        return add_rewards(self, log, **options)
+
+    def delete(self, where: str, *, dry_run: bool = False) -> "DeleteReport":
+        """Erase the rows where an SQL condition holds from every file (deletion.delete)."""
+        from data_tools.deletion import delete
+
+        return delete(self, where, dry_run=dry_run)
+
+    def compact(self) -> "CompactReport":
+        """Rewrite the dataset as fewer, larger files with groups side by side (compaction.compact)."""
+        from data_tools.compaction import compact
+
+        return compact(self)
+
     def policies(self) -> dict[str, PolicyCard]:
         """Return the cards of the behaviour policies by name."""
-        cards = (self._card(stem) for stem in self._storage.stems("policies", ".json"))
+        cards = (self._card(stem) for stem in self.storage.stems("policies", ".json"))
         return {card.name: card for card in cards}
 
     def write_policy(self, card: PolicyCard) -> None:
         """Write or replace a policy's card."""
         content = card.model_dump_json(indent=2, exclude_none=True).encode()
-        self._storage.write(f"policies/{_file_stem(card.name)}.json", content + b"\n")
+        self.storage.write(f"policies/{_file_stem(card.name)}.json", content + b"\n")
 
     def _card(self, stem: str) -> PolicyCard:
         name = f"policies/{stem}.json"
         try:
-            return PolicyCard.model_validate_json(self._storage.read(name))
+            return PolicyCard.model_validate_json(self.storage.read(name))
         except ValidationError as error:
             raise DataError(
-                f"{self._storage.url(name)}: not a policy card: {error}", "mend or remove the file"
+                f"{self.storage.url(name)}: not a policy card: {error}", "mend or remove the file"
             ) from error
 
     def _cards(self) -> list[list[str | None]]:
@@ -160,26 +166,26 @@ class Dataset(Queryable):
         ]
 
     def _stems(self, folder: str) -> list[str]:
-        return self._storage.stems(folder, ".parquet")
+        return self.storage.stems(folder, ".parquet")
 
     def _url(self, folder: str, stem: str) -> str:
-        return self._storage.url(f"{folder}/{stem}.parquet")
+        return self.storage.url(f"{folder}/{stem}.parquet")
 
 
-def open_dataset(path: str, *, create: bool = False, holdout: float | None = None) -> Dataset:
-    """Open the dataset at a local path or an fsspec URL; with `create` make an empty one where there is none."""
-    storage = open_storage(path)
+def open_dataset(storage: Storage, *, create: bool = False, holdout: float | None = None) -> Dataset:
+    """Open the dataset in a storage; with `create` make an empty one where there is none."""
+    where = storage.root
     if not storage.exists("rec.json"):
         if not create:
             raise DataError(
-                f"{path} is not a dataset: it has no rec.json",
-                f"make one with: rec collect LOGS --into {path}",
+                f"{where} is not a dataset: it has no rec.json",
+                f"make one with: rec collect LOGS --into {where}",
             )
         _create(storage, HOLDOUT if holdout is None else holdout)
     info = _read_info(storage)
     if holdout is not None and holdout != info.holdout:
         raise ConfigError(
-            f"{path} was created with holdout {info.holdout:g}, not {holdout:g}",
+            f"{where} was created with holdout {info.holdout:g}, not {holdout:g}",
             "the split of a dataset is fixed for good: leave holdout out, or start a new dataset",
         )
     return Dataset(storage, info)
@@ -214,7 +220,7 @@ def _read_info(storage: Storage) -> DatasetInfo:
         ) from error
     if version > FORMAT_VERSION:
         raise DataError(
-            f"{where}: format version {version} is newer than {FORMAT_VERSION}, the newest that this rec reads",
+            f"{where} has format version {version}; this program reads up to {FORMAT_VERSION}",
             "upgrade with: pip install -U offline-rec",
         )
     try:
@@ -227,17 +233,3 @@ def _file_stem(name: str) -> str:
     """Return a policy's name as a file's stem: reversible, never hidden, safe in every store."""
     stem = quote(name, safe="")
     return "%2E" + stem[1:] if stem.startswith(".") else stem
-
-
-def sql_error(error: Exception) -> ConfigError | DataError:
-    """Return the error a user reads when DuckDB refused a statement."""
-    import duckdb
-
-    lines = [line for line in str(error).split("\n") if line.strip()]
-    if isinstance(error, duckdb.IOException):
-        return DataError(
-            f"SQL: {lines[0]}", "if another process deletes or compacts this dataset, run the command again"
-        )
-    return ConfigError(
-        "SQL: " + "\n".join(lines[:4]), 'the columns are listed by: rec sql DS "DESCRIBE rollouts"'
-    )

@@ -1,8 +1,8 @@
 """Lets one SELECT through and nothing else, judged by DuckDB's own parser.
 
-The statement type alone does not suffice: DuckDB takes COPY, INSERT, UPDATE and DELETE as the body of a CTE and still
-calls the statement a SELECT, EXPLAIN ANALYZE runs what it explains, and query() holds a statement in a string. So the
-parsed tree is walked, and only query nodes and known table functions pass.
+The statement type alone does not suffice: DuckDB takes COPY, INSERT, UPDATE and DELETE as the body of a CTE
+and still calls the statement a SELECT, EXPLAIN ANALYZE runs what it explains, and query() holds a statement
+in a string. So the parsed tree is walked, and only query nodes and known table functions pass.
 """
 
 import json
@@ -15,19 +15,69 @@ if TYPE_CHECKING:
     import duckdb
 
 TABLE_FUNCTIONS = frozenset(
-    "duckdb_columns duckdb_functions duckdb_tables duckdb_types duckdb_views generate_series histogram"
-    " histogram_values json_each json_tree pragma_table_info range repeat repeat_row summary unnest".split()
+    [
+        "duckdb_columns",
+        "duckdb_functions",
+        "duckdb_tables",
+        "duckdb_types",
+        "duckdb_views",
+        "generate_series",
+        "histogram",
+        "histogram_values",
+        "json_each",
+        "json_tree",
+        "pragma_table_info",
+        "range",
+        "repeat",
+        "repeat_row",
+        "summary",
+        "unnest",
+    ]
 )
 """Table functions that read nothing but their arguments or the catalogue."""
 
 _REFUSED_SCALARS = frozenset(
-    "getenv json_deserialize_sql json_execute_serialized_sql json_serialize_plan setval sleep_ms write_log".split()
+    [
+        "getenv",
+        "json_deserialize_sql",
+        "json_execute_serialized_sql",
+        "json_serialize_plan",
+        "setval",
+        "sleep_ms",
+        "write_log",
+    ]
 )
 _QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _FILE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".db", ".duckdb", ".gz", ".zst")
 _STATEMENT_WORDS = frozenset(
-    "alter attach call checkpoint comment copy create deallocate delete detach drop execute export import insert"
-    " install load merge pragma prepare reset set truncate update use vacuum".split()
+    [
+        "alter",
+        "attach",
+        "call",
+        "checkpoint",
+        "comment",
+        "copy",
+        "create",
+        "deallocate",
+        "delete",
+        "detach",
+        "drop",
+        "execute",
+        "export",
+        "import",
+        "insert",
+        "install",
+        "load",
+        "merge",
+        "pragma",
+        "prepare",
+        "reset",
+        "set",
+        "truncate",
+        "update",
+        "use",
+        "vacuum",
+    ]
 )
 _HINT = "allowed is one SELECT (also WITH, FROM, PIVOT, DESCRIBE, SUMMARIZE, or EXPLAIN of a SELECT)"
 
@@ -52,36 +102,43 @@ def check_select(query: str, con: "duckdb.DuckDBPyConnection | None" = None) -> 
     return f"EXPLAIN {'ANALYZE ' if analyze else ''}{inner}"
 
 
-def check_expression(text: str, what: str, con: "duckdb.DuckDBPyConnection | None" = None) -> str:
-    """Return `text` if it is one scalar expression without a subquery, else raise a ConfigError that names `what`."""
+def check_expression(
+    text: str, what: str, con: "duckdb.DuckDBPyConnection | None" = None, *, subqueries: bool = False
+) -> str:
+    """Return `text` if it is one scalar expression, else raise a ConfigError that names `what`.
+
+    A subquery is refused unless `subqueries`; what `check_select` refuses is refused here, too.
+    """
     import duckdb
 
     if con is None:
         with duckdb.connect() as con:
-            return check_expression(text, what, con)
-    # The newline keeps a trailing line comment from eating the bracket.
-    tree = _parse(f"SELECT ({text}\n)", con, what)
-    node = tree["statements"][0]["node"] if len(tree["statements"]) == 1 else {}
-    plain = (
-        node.get("type") == "SELECT_NODE"
-        and len(node["select_list"]) == 1
-        and node["from_table"]["type"] == "EMPTY"
-        and not any(
-            node.get(part) for part in ("where_clause", "group_expressions", "having", "qualify", "modifiers")
-        )
-    )
-    if not plain:
-        raise ConfigError(
-            f"{what}: {text!r} is not one expression",
-            "write a DuckDB expression over the columns of rollouts",
-        )
-    for part in _dicts(node["select_list"]):
-        if part.get("class") == "SUBQUERY" or "subquery" in part:
-            raise ConfigError(
-                f"{what}: {text!r} holds a subquery", "write a DuckDB expression over the columns of rollouts"
-            )
-    _check_parts(node)
+            return check_expression(text, what, con, subqueries=subqueries)
+    hint = "write one DuckDB expression over the columns of rollouts"
+    tree = _parse(f"SELECT ({text}\n)", con, what)  # the newline ends a trailing comment before the bracket
+    if not _is_one_expression(tree):
+        raise ConfigError(f"{what}: {text!r} is not one expression", hint)
+    if not subqueries and any("subquery" in part for part in _dicts(tree)):
+        raise ConfigError(f"{what}: {text!r} holds a subquery", hint)
+    _check_parts(tree)
     return text
+
+
+def _is_one_expression(tree: dict[str, Any]) -> bool:
+    """Return whether the parsed `SELECT (text)` is just that, so that `text` did not close the bracket
+    itself.
+    """
+    if len(tree["statements"]) != 1:
+        return False
+    node = tree["statements"][0]["node"]
+    others = ("modifiers", "where_clause", "group_expressions", "having", "qualify", "sample")
+    return bool(
+        node["type"] == "SELECT_NODE"
+        and len(node["select_list"]) == 1
+        and not node["select_list"][0]["alias"]
+        and node["from_table"]["type"] == "EMPTY"
+        and not any(node.get(part) for part in others)
+    )
 
 
 def _single_statement(query: str, con: "duckdb.DuckDBPyConnection") -> str:
@@ -191,7 +248,9 @@ def _check_words(text: str, con: "duckdb.DuckDBPyConnection") -> None:
 
 
 def _words(text: str) -> list[tuple[int, str, bool]]:
-    """Return (offset in UTF-8 bytes, lower-case word without identifier quotes, is a keyword); comments are left out."""
+    """Return (offset in UTF-8 bytes, lower-case word without identifier quotes, is a keyword); comments are
+    left out.
+    """
     import duckdb
 
     tokens, content = duckdb.tokenize(text), text.encode()

@@ -1,4 +1,4 @@
-"""Writes one Parquet file of a dataset: the schema enforced, memory bounded, invisible until it is published."""
+"""Writes one Parquet file of a dataset: schema enforced, memory bounded, invisible until published."""
 
 import contextlib
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ _NEVER_REPEATED = frozenset({*TOKEN_COLUMNS, "logprobs", "response_id", "id_hash
 def conform(table: "pa.Table | pa.RecordBatch", schema: pa.Schema, what: str) -> pa.Table:
     """Return `table` with exactly the columns and types of `schema`; absent nullable columns become null.
 
-    Raises DataError for an unknown column, a missing required one, a null where none may be, or a value that does not
-    fit its type. `what` names the table in the message.
+    Raises DataError for an unknown column, a missing required one, a null where none may be, or a value that
+    does not fit its type. `what` names the table in the message.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -57,7 +57,9 @@ def _column(table: pa.Table, field: pa.Field, what: str) -> "pa.ChunkedArray | p
 
 
 class ParquetFileWriter:
-    """Appends tables to a staged file in row groups of ROW_GROUP_ROWS rows, zstd, then publishes or discards it."""
+    """Appends tables to a staged file in row groups of ROW_GROUP_ROWS rows, zstd, then publishes or discards
+    it.
+    """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
         self.storage, self.name, self.schema = storage, name, schema

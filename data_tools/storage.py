@@ -1,7 +1,8 @@
 """Files of a dataset, on a local disk or behind an fsspec URL, where a file appears whole or not at all.
 
-A local file is written beside its final place under a hidden name, flushed to disk, then renamed. An object store has
-no rename, but one PUT is atomic there: the file grows on the local disk and is uploaded when it is published.
+A local file is written beside its final place under a hidden name, flushed to disk, then renamed. An object
+store has no rename, but one PUT is atomic there: the file grows on the local disk and is uploaded when it is
+published.
 """
 
 import contextlib
@@ -45,6 +46,14 @@ class Storage(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+
+    @abstractmethod
+    def total_size(self, folder: str) -> int:
+        """Return the bytes of all files under a folder; 0 where it does not exist."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -122,6 +131,18 @@ class LocalStorage(Storage):
         """Return the content of a small file."""
         return Path(self.url(name)).read_bytes()
 
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        return os.path.getsize(self.url(name))
+
+    def total_size(self, folder: str) -> int:
+        """Return the bytes of all files under a folder."""
+        found = 0
+        for path in Path(self.url(folder)).rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found += path.stat().st_size if path.is_file() else 0
+        return found
+
     def remove(self, name: str) -> None:
         """Remove a file."""
         discard(self.url(name))
@@ -140,7 +161,7 @@ class LocalStorage(Storage):
         target = self.url(name)
         sync(staged)
         if exclusive:
-            os.link(staged, target)  # unlike a rename, refuses to replace
+            os.link(staged, target)  # unlike a rename, it refuses to replace
             os.unlink(staged)
         else:
             os.replace(staged, target)
@@ -204,6 +225,7 @@ class RemoteStorage(Storage):
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
+        self.fs.invalidate_cache()
         return bool(self.fs.exists(self._at(name)))
 
     def entries(self, folder: str) -> list[str]:
@@ -219,6 +241,17 @@ class RemoteStorage(Storage):
     def read(self, name: str) -> bytes:
         """Return the content of a small object."""
         return bytes(self.fs.cat_file(self._at(name)))
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an object."""
+        return int(self.fs.size(self._at(name)))
+
+    def total_size(self, folder: str) -> int:
+        """Return the bytes of all objects under a prefix."""
+        try:
+            return int(self.fs.du(self._at(folder)))
+        except FileNotFoundError:
+            return 0
 
     def remove(self, name: str) -> None:
         """Remove an object."""
@@ -242,7 +275,7 @@ class RemoteStorage(Storage):
         """Open a Parquet object."""
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(self.fs.open(self._at(name), "rb"))
+        return pq.ParquetFile(self._at(name), filesystem=self.fs)
 
     def sweep(self, folder: str) -> None:
         """Leave everything: a killed writer never uploaded anything."""
@@ -285,7 +318,7 @@ def write_error(path: str, error: OSError) -> DataError:
     hint = "nothing became visible; check the permissions and the free space, then run the command again"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(folder).free / 2**30
-        hint = f"nothing became visible; {free:.1f} GiB are free in {folder}: make room, then run the command again"
+        hint = f"nothing became visible; {free:.1f} GiB are free in {folder}: make room, then run it again"
     return DataError(f"could not write {path}: {reason}", hint)
 
 

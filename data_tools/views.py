@@ -1,8 +1,8 @@
 """The SQL text of the views that every statement sees: rollouts, groups, rejects, policies.
 
-All of it is lazy: a column that a query does not name costs nothing. DuckDB drops a LEFT JOIN whose right side is
-grouped by the join key as soon as no column of it is used, which makes the later rewards and the staleness free
-where they are not asked for.
+All of it is lazy: a column that a query does not name costs nothing. DuckDB drops a LEFT JOIN whose right
+side is grouped by the join key as soon as no column of it is used, which makes the later rewards and the
+staleness free where they are not asked for.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ def identifier(name: str) -> str:
 
 
 def scan(files: Sequence[str], schema: pa.Schema) -> str:
-    """Return the FROM item over Parquet files, with `filename` and `file_row_number`; typed and empty without files."""
+    """Return the FROM item over Parquet files, with `filename` and `file_row_number`; typed and empty without
+    files.
+    """
     if files:
         listed = ", ".join(literal(file) for file in files)
         return f"read_parquet([{listed}], filename = true, file_row_number = true)"
@@ -53,12 +55,13 @@ def _sql_type(kind: pa.DataType) -> str:
 def split_macro(holdout: float, salt: str) -> str:
     """Return the macro `rec_split(prompt_hash)`: 'train' or 'holdout' by the salted hash alone.
 
-    The first 13 hex digits of md5 are an integer below 2^52, exact as a double, so the share is unbiased and any
-    other program can recompute it.
+    The first 13 hex digits of md5 are an integer below 2^52, exact as a double, so the share is unbiased and
+    any other program can recompute it.
     """
     return (
         "CREATE OR REPLACE MACRO rec_split(prompt_hash) AS CASE WHEN "
-        f"CAST('0x' || left(md5({literal(salt)} || prompt_hash), 13) AS BIGINT) < {holdout!r} * 4503599627370496.0 "
+        f"CAST('0x' || left(md5({literal(salt)} || prompt_hash), 13) AS BIGINT) "
+        f"< {holdout!r} * 4503599627370496.0 "
         "THEN 'holdout' ELSE 'train' END"
     )
 
@@ -118,7 +121,8 @@ FROM rollouts GROUP BY group_id"""
 def rejects_view(files: Sequence[str]) -> str:
     """Return the view `rejects`."""
     names = ", ".join(REJECTS.names)
-    return f"CREATE VIEW rejects AS SELECT {names}, parse_filename(filename, true) AS file FROM {scan(files, REJECTS)}"
+    source = scan(files, REJECTS)
+    return f"CREATE VIEW rejects AS SELECT {names}, parse_filename(filename, true) AS file FROM {source}"
 
 
 def erased_view(files: Sequence[str]) -> str:
