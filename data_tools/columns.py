@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 ColumnKind = Literal[
-    "text", "label", "json", "int", "float", "reward", "time", "bool", "ids", "logprobs", "mask", "texts"
-]
+    "text", "prompt", "key", "label", "json", "int32", "int64", "float", "reward", "time", "bool",
+    "ids", "logprobs", "mask", "texts",
+]  # fmt: skip
 
 LOOSE: dict[str, ColumnKind] = {
-    "response_id": "label",
-    "group_id": "label",
-    "run": "label",
-    "trajectory_id": "label",
-    "turn": "int",
-    "prompt": "text",
+    "response_id": "key",
+    "group_id": "key",
+    "run": "key",
+    "trajectory_id": "key",
+    "turn": "int32",
+    "prompt": "prompt",
     "tools": "json",
     "response": "text",
     "response_messages": "json",
@@ -26,11 +27,11 @@ LOOSE: dict[str, ColumnKind] = {
     "loss_mask": "mask",
     "reward": "reward",
     "policy": "label",
-    "policy_version": "int",
+    "policy_version": "int64",
     "sampled_at": "time",
     "temperature": "float",
     "top_p": "float",
-    "top_k": "int",
+    "top_k": "int32",
     "logprob_kind": "label",
     "finish_reason": "label",
     "truncated": "bool",

@@ -47,7 +47,7 @@ FLAGS = {
     "logprob_length": "not one log-prob per response id, and no safe way to cut: log-probs are left out",
     "logprob_tail_cut": "surplus log-probs behind the last response id (a trimmed stop token) were cut",
     "logprobs_without_ids": "log-probs without response ids: kept, but of no use as behaviour log-probs",
-    "raw_at_temperature": "log-probs not known to be processed at a temperature other than 1: not of sampling",
+    "raw_at_temperature": "log-probs not known to be processed at a temperature other than 1",
     "greedy": "temperature 0: the response was not sampled, so its log-probs are no sampling probabilities",
     "repeated_first_token": "the prompt begins with the same token twice (two BOS?); kept as logged",
     "multimodal": "the messages hold parts that are no text",

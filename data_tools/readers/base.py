@@ -1,8 +1,8 @@
 """What a reader is: one small file that turns the records of a log format into rows of loose dataset columns.
 
 A reader names the columns it found and hands values over as they were logged. It applies no rule: what a
-usable log-prob, reward or mask is, is decided once for all formats (rules.py), and so are types (coerce.py), ids and
-duplicates (ledger.py). Most formats need only `RecordReader.detect` and `RecordReader.rows`.
+usable log-prob, reward or mask is, is decided once for all formats (rules.py); so are types (coerce.py), ids
+and duplicates (ledger.py). Most formats need only `RecordReader.detect` and `RecordReader.rows`.
 """
 
 from abc import ABC, abstractmethod
