@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offline_rec import rewards
+    import offline_rec.rewards as rewards
     from offline_rec.config import FitConfig
     from offline_rec.fit import fit
     from offline_rec.objectives.objective import objective
