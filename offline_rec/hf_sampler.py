@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data_tools.errors import ConfigError, DataError
+from offline_rec.encoding import UNUSABLE, Encoder, TextRow
 from offline_rec.sampling import Noise, Progress, Prompt, Sample, SamplingParams
 
 COMPACT_BELOW = 0.75
@@ -42,11 +43,12 @@ class HFSampler:
         self.tokenizer = tokenizer
         self.max_sequences = max_sequences
         self.stop_ids = stop_ids(model, tokenizer)
+        self.encoder = Encoder(tokenizer)
 
     @torch.inference_mode()
     def sample(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[str | Prompt],
         n: int,
         params: SamplingParams,
         *,
@@ -66,16 +68,13 @@ class HFSampler:
             self.model.train(was_training)
         return found
 
-    def _jobs(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> list[_Job]:
+    def _jobs(self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams) -> list[_Job]:
         if n < 1:
             raise ConfigError(f"the number of samples a prompt must be at least 1, got {n}")
-        limit = getattr(self.model.config, "max_position_embeddings", None) or float("inf")
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         noise, jobs = Noise(params.seed), []
-        for number, prompt in enumerate(prompts):
-            ids = encode_prompt(self.tokenizer, prompt)
-            if not ids:
-                raise DataError(f"prompt {number} has no tokens")
-            if len(ids) + params.max_tokens > limit:
+        for number, ids in enumerate(self.encode(prompts)):
+            if limit is not None and len(ids) + params.max_tokens > limit:
                 raise DataError(
                     f"prompt {number} has {len(ids)} tokens; with {params.max_tokens} new ones that is more "
                     f"than the {limit} positions of the model",
@@ -85,6 +84,21 @@ class HFSampler:
             for first in range(0, n, self.max_sequences):
                 jobs.append(_Job(number, ids, keys[first : first + self.max_sequences]))
         return jobs
+
+    def encode(self, prompts: Sequence[str | Prompt]) -> list[list[int]]:
+        """Token ids of prompts, as responses that were logged as text get theirs; DataError names the first
+        prompt that has none."""
+        given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
+        made = self.encoder.encode([TextRow(p.text, p.tools, "", None, "length") for p in given])
+        ids: list[list[int]] = []
+        for number, (prompt, encoded) in enumerate(zip(given, made, strict=True)):
+            if prompt.ids is not None and len(prompt.ids):
+                ids.append([int(i) for i in prompt.ids])
+            elif isinstance(encoded, str):
+                raise DataError(f"prompt {number}: {UNUSABLE[encoded]}")
+            else:
+                ids.append(encoded.prompt_ids)
+        return ids
 
     def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
         """Jobs of similar prompt length, within `max_sequences`; the samples of a prompt stay in order."""
@@ -180,28 +194,10 @@ class HFSampler:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: those of the generation config, else the tokenizer's; may be none."""
+    """Ids that end a response: those of the generation config and the tokenizer's; may be none."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if named is None:
-        named = tokenizer.eos_token_id
-    if named is None:
-        return frozenset()
-    return frozenset(named if isinstance(named, list | tuple) else [named])
-
-
-def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: text as the tokenizer encodes it, messages through its chat template."""
-    if isinstance(prompt, str):
-        return [int(i) for i in tokenizer(prompt)["input_ids"]]
-    if prompt and isinstance(prompt[0], int | np.integer):
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
-    if tokenizer.chat_template is None:
-        raise DataError(
-            "a prompt is chat messages, but the tokenizer has no chat template",
-            "use a chat model, or give the prompt as plain text",
-        )
-    encoded = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
-    return [int(i) for i in encoded["input_ids"]]
+    ids = [*named] if isinstance(named, list | tuple) else [named]
+    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 def sampling_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -7,17 +7,27 @@ distribution that it was really drawn from.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.errors import ConfigError
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
-"""Plain text, chat messages, or token ids."""
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a response continues, in the form of a dataset: plain text or a JSON list of chat messages.
+
+    `tools` is the JSON of tool definitions. Token ids, where given, go before the text.
+    """
+
+    text: str
+    tools: str | None = None
+    ids: Sequence[int] | None = None
+
 
 Progress = Callable[[int], None]
 """Called with the number of samples that were finished since the last call."""
@@ -67,7 +77,7 @@ class Sampler(Protocol):
 
     def sample(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[str | Prompt],
         n: int,
         params: SamplingParams,
         *,

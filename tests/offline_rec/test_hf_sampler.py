@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.hf_sampler import HFSampler, draw, encode_prompt, sampling_logprobs
-from offline_rec.sampling import Noise, Sample, SamplingParams
+from offline_rec.hf_sampler import HFSampler, draw, sampling_logprobs
+from offline_rec.sampling import Noise, Prompt, Sample, SamplingParams
 from tests import tiny
 
 PROMPTS = ["12+34=", "5", "a longer prompt than the others: ", "99+1=", "5"]
@@ -148,7 +148,7 @@ def test_frequencies_of_whole_responses_match_their_probabilities(
 
 def responses(model: Any, tokenizer: Any, params: SamplingParams) -> dict[tuple[int, ...], float]:
     """Every response that can be drawn, with its probability."""
-    prompt = encode_prompt(tokenizer, "ab")
+    (prompt,) = HFSampler(model, tokenizer).encode(["ab"])
     found: dict[tuple[int, ...], float] = {}
     growing: dict[tuple[int, ...], float] = {(): 1.0}
     while growing:
@@ -203,13 +203,15 @@ def test_noise_is_uniform_and_differs_between_samples_prompts_and_seeds() -> Non
     assert abs(np.corrcoef(numbers[:200].ravel(), numbers[200:400].ravel())[0, 1]) < 0.05
 
 
-def test_chat_messages_go_through_the_template_and_ids_stay_as_they_are(model: Any, tokenizer: Any) -> None:
-    chat = [{"role": "user", "content": "1+1"}]
-    ids = encode_prompt(tokenizer, chat)
-    assert tokenizer.decode(ids) == "<user>1+1</><assistant>"
+def test_chats_go_through_the_template_and_ids_stay_as_they_are(model: Any, tokenizer: Any) -> None:
     sampler = HFSampler(model, tokenizer)
-    (by_chat,), (by_ids,) = (sampler.sample([prompt], 1, PARAMS)[0] for prompt in (chat, ids))
-    assert by_chat == by_ids
+    chat = '[{"role": "user", "content": "1+1"}]'
+    ids = sampler.encode([chat])[0]
+    assert tokenizer.decode(ids) == "<user>1+1</><assistant>"
+    (by_chat,), (by_ids,) = sampler.sample([chat, Prompt("?", ids=ids)], 1, PARAMS)
+    assert by_chat.prompt_ids == by_ids.prompt_ids == ids
+    (again,) = HFSampler(model, tokenizer).sample([Prompt("?", ids=ids)], 1, PARAMS)[0]
+    assert again == by_chat
 
 
 def test_progress_adds_up_to_all_samples(model: Any, tokenizer: Any) -> None:
@@ -221,8 +223,8 @@ def test_progress_adds_up_to_all_samples(model: Any, tokenizer: Any) -> None:
 
 def test_unusable_prompts_and_parameters_are_refused(model: Any, tokenizer: Any) -> None:
     sampler = HFSampler(model, tokenizer)
-    with pytest.raises(DataError, match="prompt 1 has no tokens"):
-        sampler.sample(["1", ""], 1, PARAMS)
+    with pytest.raises(DataError, match="prompt 1: a message holds parts that are no text"):
+        sampler.sample(["1", '[{"role": "user", "content": [{"type": "image"}]}]'], 1, PARAMS)
     with pytest.raises(DataError, match="512 positions"):
         sampler.sample(["1" * 505], 1, PARAMS)
     with pytest.raises(ConfigError, match="at least 1"):
