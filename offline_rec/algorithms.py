@@ -54,7 +54,7 @@ class Algorithm:
 
 _STD = {"scale": "std"}
 _GSPO_BAND = {"epsilon_low": 3e-4, "epsilon_high": 4e-4}
-_IMITATION = {"baseline": "reward - 1", "keep": "reward > 0"}
+_IMITATION = {"advantage": "1", "keep": "reward > 0"}
 _REWARD = frozenset({"reward"})
 
 _ROWS = [
@@ -273,7 +273,7 @@ _ROWS = [
         "Imitate every response, judged or not.",
         "1",
         "maximum likelihood",
-        shaping={"unrewarded": "keep"},
+        shaping={"advantage": "1", "unrewarded": "keep"},
         data_needs=frozenset(),
     ),
     Algorithm(
@@ -292,6 +292,7 @@ _ROWS = [
         "A gamma pi / (pi + gamma)^2 on expert rows, A r elsewhere; / length constant",
         "arXiv 2504.14945; ElliottYan/LUFFY mix_core_alg.py",
         Composition(importance="expert-mixture", reduction="constant", changes={"length": 8192}),
+        {"baseline": "coalesce(avg(reward ORDER BY reward) FILTER (NOT expert) OVER grp, group_mean)"},
     ),
 ]
 

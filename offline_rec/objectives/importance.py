@@ -71,9 +71,14 @@ def soft_gate(signals: Signals, kept: Tensor, *, tau_positive: float, tau_negati
 
     arXiv 2511.20347, with the gate differentiated.
     """
-    tau = torch.where(signals.advantages > 0, tau_positive, tau_negative).to(signals.logprobs.dtype)
-    offset = tau * (signals.ratio - 1)
+    offset = sharpness(signals, tau_positive, tau_negative) * (signals.ratio - 1)
     return signals.ratio * 4 * torch.sigmoid(offset) * torch.sigmoid(-offset)
+
+
+def sharpness(signals: Signals, tau_positive: float, tau_negative: float) -> Tensor:
+    """The tau of `soft_gate` for each token, by the sign of its advantage."""
+    negative = torch.full_like(signals.advantages, tau_negative)
+    return negative.masked_fill(signals.advantages > 0, tau_positive)
 
 
 def probability(signals: Signals, kept: Tensor) -> Tensor:

@@ -162,8 +162,9 @@ class Objective:
 def objective(name: str, **parameters: float | str) -> Objective:
     """The objective of an algorithm, with parameters or parts of it replaced.
 
-    `objective("grpo", kl_coef=0.04)` adds a KL term to the reference; `objective("red-weight", keep="one-side")` adds a
-    keep-mask. `ConfigError` names an unknown algorithm, part or parameter.
+    `objective("grpo", kl_coef=0.04)` adds a KL term to the reference, and
+    `objective("red-weight", keep="one-side")` a keep-mask. `ConfigError` names an unknown algorithm, part or
+    parameter.
     """
     return Objective(name, algorithm(name).composition.changed(**parameters))
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 INFINITY = float("inf")
+LARGE = 1e9
+"""Upper end of parameters for which infinity has no meaning."""
 
 Scope = Literal["token", "sequence", "group", "step"]
 SCOPES: tuple[Scope, ...] = ("token", "sequence", "group", "step")
@@ -56,14 +58,14 @@ PARAMETERS: Mapping[str, Parameter] = {
     "positive_high": Parameter(1.0, 0, INFINITY, "upper bound of the weight where A > 0", low_included=True),
     "negative_low": Parameter(0.0, 0, INFINITY, "lower bound of the weight where A <= 0", low_included=True),
     "negative_high": Parameter(1.0, 0, INFINITY, "upper bound of the weight where A <= 0", low_included=True),
-    "tau_positive": Parameter(1.0, 0, INFINITY, "sharpness of the gate where A > 0"),
-    "tau_negative": Parameter(1.05, 0, INFINITY, "sharpness of the gate where A <= 0"),
-    "gamma": Parameter(0.1, 0, INFINITY, "shape of p / (p + gamma) on expert rows"),
+    "tau_positive": Parameter(1.0, 0, LARGE, "sharpness of the gate where A > 0"),
+    "tau_negative": Parameter(1.05, 0, LARGE, "sharpness of the gate where A <= 0"),
+    "gamma": Parameter(0.1, 0, LARGE, "shape of p / (p + gamma) on expert rows"),
     "min_temperature": Parameter(0.8, 0, INFINITY, "lowest temperature T of the weights exp(A / T)"),
-    "penalty": Parameter(0.1, 0, INFINITY, "lambda of lambda * (log ratio)^2 per token", low_included=True),
-    "tau": Parameter(0.1, 0, INFINITY, "tau of tau/2 * (log ratio of the response)^2", low_included=True),
-    "length": Parameter(3000, 0, INFINITY, "constant length that divides a response's sum"),
-    "kl_coef": Parameter(0.0, 0, INFINITY, "beta of the KL term to the reference policy", low_included=True),
+    "penalty": Parameter(0.1, 0, LARGE, "lambda of lambda * (log ratio)^2 per token", low_included=True),
+    "tau": Parameter(0.1, 0, LARGE, "tau of tau/2 * (log ratio of the response)^2", low_included=True),
+    "length": Parameter(3000, 0, LARGE, "constant length that divides a response's sum"),
+    "kl_coef": Parameter(0.0, 0, LARGE, "beta of the KL term to the reference policy", low_included=True),
 }
 
 

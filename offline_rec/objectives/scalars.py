@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offline_rec.objectives import ratios, regularisers
 from offline_rec.objectives.adaptive import second_moment_bounds
-from offline_rec.objectives.importance import clipped_sequence_ratio, sequence_ratio
+from offline_rec.objectives.importance import clipped_sequence_ratio, sequence_ratio, sharpness
 from offline_rec.objectives.signals import Signals
 
 
@@ -53,7 +53,7 @@ def clipped_geometric(signals: Signals, *, log_clip_low: float, log_clip_high: f
 
 def gate(signals: Signals, *, tau_positive: float, tau_negative: float) -> Tensor:
     """A 4/tau sigmoid(tau (ratio - 1))."""
-    tau = torch.where(signals.advantages > 0, tau_positive, tau_negative).to(signals.logprobs.dtype)
+    tau = sharpness(signals, tau_positive, tau_negative)
     return signals.advantages * 4 / tau * torch.sigmoid(tau * (signals.ratio - 1))
 
 

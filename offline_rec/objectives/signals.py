@@ -117,7 +117,8 @@ def signals(
     given = current.new_ones(rows) if weights is None else weights.detach().to(current.dtype)
     if advantages.shape not in ((rows,), current.shape):
         raise DataError(f"advantages are {list(advantages.shape)}, log-probs {list(current.shape)}", _SHAPES)
-    per_token = advantages.detach().to(current.dtype).reshape(rows, -1).expand_as(current)
+    per_token = advantages.detach().to(current.dtype)
+    per_token = (per_token[:, None] if per_token.dim() == 1 else per_token).expand_as(current)
     exists = (mask != 0) & (given != 0)[:, None]
     _refuse(~torch.isfinite(given) | (given < 0), "weights are negative or not finite")
     _refuse((exists & ~torch.isfinite(per_token)).any(1), "advantages are not finite")
