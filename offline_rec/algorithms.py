@@ -292,7 +292,7 @@ _ROWS = [
         "A gamma pi / (pi + gamma)^2 on expert rows, A r elsewhere; / length constant",
         "arXiv 2504.14945; ElliottYan/LUFFY mix_core_alg.py",
         Composition(importance="expert-mixture", reduction="constant", changes={"length": 8192}),
-        {"baseline": "coalesce(avg(reward ORDER BY reward) FILTER (NOT expert) OVER grp, group_mean)"},
+        {"baseline": "coalesce(avg(reward) FILTER (NOT expert) OVER (PARTITION BY group_key), group_mean)"},
     ),
 ]
 
