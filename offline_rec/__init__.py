@@ -3,11 +3,13 @@
 `fit`, `FitConfig`, `objective` and `rewards` load on first use, so that importing the package costs nothing.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import offline_rec.rewards as rewards
+    from offline_rec import rewards
     from offline_rec.config import FitConfig
     from offline_rec.fit import fit
     from offline_rec.objectives.objective import objective
@@ -27,10 +29,20 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    value = getattr(module, name, module)
-    globals()[name] = value
-    return value
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Importing a submodule binds it to its name in the package, where `fit` has to stay the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value = getattr(value, name, value)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 from data_tools.errors import ConfigError
 from offline_rec.objectives.parts import CATALOGUE, PARAMETERS, SCOPES, Part, Scope
@@ -68,7 +69,7 @@ def _number(key: str, value: float | str, known: Iterable[str]) -> float:
     if key not in known:
         raise ConfigError(f"the objective has no parameter {key!r}", nearest(key, known))
     parameter = PARAMETERS[key]
-    if isinstance(value, bool | str) or not parameter.accepts(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not parameter.accepts(value):
         raise ConfigError(
             f"{key} must be a number in {parameter.range}, got {value!r}", f"{key}: {parameter.meaning}"
         )

@@ -91,7 +91,9 @@ class Signals:
         return torch.where(where, ratios.log_ratio(self.logprobs, torch.where(where, old, 0.0)), 0.0)
 
 
-_WAYS_OUT = "score the rows, take ratios against the starting model, or filter the rows out"
+_WAYS_OUT = (
+    "score the rows (rec score), take ratios against the start (--anchor start), or filter the rows out"
+)
 
 
 def signals(

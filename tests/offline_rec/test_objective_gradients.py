@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from offline_rec.algorithms import ALGORITHMS
+from offline_rec.objectives import scalars
 from offline_rec.objectives.objective import objective
 from tests.offline_rec import by_hand
 from tests.offline_rec.steps import centred, random_step
@@ -43,6 +44,27 @@ def test_value_of_the_scalar_objective_is_reported(name, seed):
     _, batch = step.by_hand()
     _, metrics, _ = step.call(objective(name))
     assert_close(metrics["objective"], -by_hand.VALUES[name](batch).detach(), rtol=1e-10, atol=1e-14)
+
+
+WITH_SCALAR = [
+    name
+    for name, row in ALGORITHMS.items()
+    if (row.composition.keep, row.composition.importance) in scalars.GAIN
+]
+
+
+@pytest.mark.parametrize("name", WITH_SCALAR)
+def test_reported_value_changes_as_the_gradient_says(name):
+    """Along a random direction; at the defaults the bounds of M2PO are its constant floors."""
+    rule, step = objective(name, kl_coef=0.03), random_step(6, spread=SPREADS.get(name, 0.5))
+    _, _, gradient = step.call(rule)
+    direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start, values = step.logprobs, []
+    for sign in (1, -1):
+        step.logprobs = start + sign * 1e-6 * direction
+        values.append(step.call(rule)[1]["objective"].item())
+    slope = (values[0] - values[1]) / 2e-6
+    assert slope == pytest.approx(-(gradient * direction).sum().item(), rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
