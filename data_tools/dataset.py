@@ -15,6 +15,7 @@ from data_tools.erased import ErasedIds, erased_files
 from data_tools.errors import ConfigError, DataError
 from data_tools.queryable import Queryable
 from data_tools.schema import FORMAT_VERSION
+from data_tools.shaping.macros import prepare
 from data_tools.sidecars import Sidecar, SidecarKind
 from data_tools.storage import Storage
 from data_tools.swaps import live_batches
@@ -61,6 +62,7 @@ class Dataset(Queryable):
     def __init__(self, storage: Storage, info: DatasetInfo) -> None:
         super().__init__(storage)
         self.info = info
+        self._versions: dict[str, dict[str, int]] = {}
 
     def batches(self) -> list[str]:
         """Return the names of the committed batches in the order of their commits."""
@@ -69,6 +71,18 @@ class Dataset(Queryable):
     def rollout_path(self, batch: str) -> str:
         """Return the path or URL of a batch's rollouts."""
         return self.storage.url(f"rollouts/{batch}.parquet")
+
+    def _newest_versions(self, con: "duckdb.DuckDBPyConnection", batches: list[str]) -> dict[str, int]:
+        """Return the newest version of each policy; a batch is immutable, so each is read once."""
+        unread = [self.rollout_path(batch) for batch in batches if batch not in self._versions]
+        if unread:
+            self._versions.update((batch, {}) for batch in batches if batch not in self._versions)
+            for batch, policy, version in con.sql(views.newest_versions_query(unread)).fetchall():
+                self._versions[batch][policy] = version
+        newest: dict[str, int] = {}
+        for policy, version in (item for batch in batches for item in self._versions[batch].items()):
+            newest[policy] = max(version, newest.get(policy, version))
+        return newest
 
     def parquet(self, batch: str) -> "pq.ParquetFile":
         """Open the rollouts of a batch, local or not."""
@@ -90,15 +104,17 @@ class Dataset(Queryable):
         rewards = [self._url("rewards", name) for name in self._stems("rewards")]
         erased = erased_files(self.storage)
         con = open_duckdb(self.storage)
+        newest = self._newest_versions(con, batches)
         for statement in (
             views.split_macro(self.info.holdout, self.info.salt),
-            *views.rollouts_view(rollouts, rewards, now or datetime.now(UTC)),
+            *views.rollouts_view(rollouts, rewards, newest=newest, now=now or datetime.now(UTC)),
             views.GROUPS_VIEW,
             views.rejects_view(rejects),
             views.policies_view(self._cards()),
             views.erased_view(erased),
         ):
             con.execute(statement)
+        prepare(con)
         lock(con, [*rollouts, *rejects, *rewards, *erased])
         return con
 
