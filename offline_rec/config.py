@@ -38,7 +38,7 @@ def _number(value: Any) -> Any:
 
 
 Parameters = Annotated[dict[str, Scalar], BeforeValidator(_numbers)]
-"""Parameters by name, numbers where they look like numbers."""
+"""Values by name, numbers where they look like numbers."""
 
 
 class FitConfig(BaseModel):
@@ -72,7 +72,9 @@ class FitConfig(BaseModel):
         None, description="How often a group is visited: its mean priority over that of all groups."
     )
     shift: float | None = Field(None, description="Constant added to the baseline.")
-    shaping: Parameters = Field({}, description="Further parameters of shaping presets, such as tau.")
+    shaping: Parameters = Field(
+        {}, description="Other fields of the shaping, such as expert, tau or shrink_k."
+    )
     split: Literal["train", "holdout", "all"] = Field("train", description="Part of the dataset to train on.")
     max_tokens: int | None = Field(
         None, ge=2, description="Longest row, prompt and response; longer rows are left out and counted."
@@ -81,8 +83,9 @@ class FitConfig(BaseModel):
         False, description="Make token ids from the text, and treat logged log-probs as absent."
     )
 
-    anchor: Literal["behavior", "start", "none"] = Field(
-        "behavior", description="What ratios are taken against: logged log-probs or those of the start."
+    anchor: str = Field(
+        "behavior",
+        description="What ratios are taken against: behavior (logged), start, none, or a model directory.",
     )
     reference: str | None = Field(None, description="Reference policy, a model directory; null = the start.")
     kl_coef: float = Field(0.0, ge=0, description="Coefficient of the KL term to the reference policy.")

@@ -51,8 +51,13 @@ GROUPS = pa.schema(
 )
 
 LEFT_OUT = ("zero_weight", "no_tokens", "too_long", "temperature_0")
-"""Why a row that shaping kept is not trained on: its weight is 0; it has no token; it has more tokens than
-`max_tokens`; it was decoded greedily and the algorithm needs ratios, which such a row has not."""
+"""Why a row that shaping kept is not trained on: its weight is 0; it has no token of prompt or response; it
+has more tokens than `max_tokens`; it was decoded greedily, so that it has no ratio, and one is needed."""
+
+
+class UnusableNumber(DataError):
+    """An advantage, weight or priority that is null, not finite or negative where it must not be."""
+
 
 Lengths = Callable[[Ints, Ints], tuple[Ints, Ints]]
 """(codes of batches, rows) -> tokens of prompt and response, -1 where a row has no ids."""
@@ -60,11 +65,13 @@ Lengths = Callable[[Ints, Ints], tuple[Ints, Ints]]
 
 @dataclass(frozen=True)
 class Admission:
-    """Which of the rows that shaping kept are trained on."""
+    """Which of the rows that shaping kept are trained on; `batches` names those of their dataset."""
 
+    batches: Sequence[str]
     max_tokens: int | None = None
     needs_ratio: bool = False
     lengths: Lengths | None = None
+    retokenise: bool = False
 
     def reasons(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> NDArray[np.int8]:
         """Why each row is left out, as 1 + its place in `LEFT_OUT`; 0 for a row that stays."""
@@ -72,30 +79,33 @@ class Admission:
         for place, out in (
             (4, self.needs_ratio & (_floats(rows, "temperature") == 0)),
             (3, prompt + response > (self.max_tokens or np.inf)),
-            (2, response <= 0),
+            (2, (prompt <= 0) | (response <= 0)),
             (1, _floats(rows, "weight") == 0),
         ):
             reason[out] = place
         return reason
 
     def token_counts(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """Tokens of prompt and response, of `lengths` where the log had no ids."""
+        """Tokens of prompt and response, from `lengths` where ids are made from text."""
         prompt, response = (
             rows.column(name).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             for name in ("n_prompt_tokens", "n_tokens")
         )
-        if self.lengths is None:
-            return prompt, response
-        return self.lengths(_integers(rows, "file"), _integers(rows, "file_row"))
+        made = (prompt < 0) | (response < 0) | self.retokenise
+        if self.lengths is not None and made.any():
+            at = (_integers(rows, "file")[made], _integers(rows, "file_row")[made])
+            prompt[made], response[made] = self.lengths(*at)
+        return prompt, response
 
 
 @dataclass
 class IndexCounts:
-    """What the index holds, and what it left out by reason."""
+    """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out."""
 
     rows: int = 0
     groups: int = 0
     tokens: int = 0
+    signal: int = 0
     left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
 
 
@@ -104,23 +114,23 @@ def build_index(
     statement: str,
     folder: Path,
     *,
-    batches: Sequence[str],
     admission: Admission,
+    priority: str = "1.0",
 ) -> IndexCounts:
     """Run the shaping statement once and write what it keeps to `folder`.
 
-    `statement` yields a row per response, `batches` are the names that its `file` may hold. `DataError` names
-    rows whose advantage, weight or priority is not a usable number.
+    `statement` yields a row per response; `priority` is the column or number that says how often a row's
+    group is visited. `UnusableNumber` names rows whose advantage, weight or priority cannot be used.
     """
     codes = "SELECT unnest($names) AS file, unnest(range(len($names))) AS code"
-    con.execute(f"CREATE OR REPLACE TEMP TABLE _codes AS {codes}", {"names": list(batches)})
+    con.execute(f"CREATE OR REPLACE TEMP TABLE _codes AS {codes}", {"names": list(admission.batches)})
     query = f"""
         WITH shaped AS ({statement}), placed AS (
             SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file),
                 min(c.code * {FILE_SHIFT} + s.file_row) OVER (PARTITION BY s.group_key) AS home
             FROM shaped s JOIN _codes c ON c.file = s.file)
-        SELECT response_id, file, file_row, home, advantage, weight, priority, expert, reward, temperature,
-            n_prompt_tokens, n_tokens
+        SELECT response_id, file, file_row, home, advantage, weight, {priority} AS priority, expert, reward,
+            temperature, n_prompt_tokens, n_tokens
         FROM placed ORDER BY home, file, file_row"""
     folder.mkdir(parents=True, exist_ok=True)
     with _IndexWriter(folder, admission) as writer:
@@ -151,9 +161,9 @@ class _IndexWriter:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next rows."""
-        for name in ("advantage", "weight", "priority"):
-            _refuse(batch, name, ~np.isfinite(_floats(batch, name)))
-        _refuse(batch, "priority", _floats(batch, "priority") < 0)
+        for name, least in (("advantage", -np.inf), ("weight", 0.0), ("priority", 0.0)):
+            values = _floats(batch, name)
+            _refuse(batch, name, ~np.isfinite(values) | (values < least))
         prompt, response = self._admission.token_counts(batch)
         reasons = self._admission.reasons(batch, prompt, response)
         for place, count in enumerate(np.bincount(reasons, minlength=len(LEFT_OUT) + 1)[1:]):
@@ -174,6 +184,7 @@ class _IndexWriter:
         self._home = int(homes[-1])
         self.counts.groups += int(new.sum())
         self.counts.rows += len(rows)
+        self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
         self.counts.tokens += int((prompt + response).sum())
 
     def _note_groups(self, homes: Ints, new: NDArray[np.bool_], *, tokens: Ints, priority: Floats) -> None:
@@ -310,7 +321,7 @@ def _integers(rows: pa.RecordBatch, name: str) -> Ints:
 def _refuse(rows: pa.RecordBatch, name: str, bad: NDArray[np.bool_]) -> None:
     if bad.any():
         names = rows.column("response_id").filter(pa.array(bad))[:3].to_pylist()
-        raise DataError(
+        raise UnusableNumber(
             f"{name} is not a number that can be used in {int(bad.sum())} rows, such as {', '.join(names)}",
             f"look at them with `rec sql`, and mend the {name} expression or filter them out",
         )

@@ -31,9 +31,8 @@ def row(name, group, *, tokens=3, **columns):
 def build(tmp_path, rows, *, batches=1, admission=None, statement=STATEMENT):
     ds = dataset(tmp_path / "ds", rows, batches=batches)
     with ds.connect() as con:
-        counts = build_index(
-            con, statement, tmp_path / "index", batches=ds.batches(), admission=admission or Admission()
-        )
+        admission = Admission(batches=ds.batches(), **(admission or {}))
+        counts = build_index(con, statement, tmp_path / "index", admission=admission, priority="priority")
     return counts, Index(tmp_path / "index")
 
 
@@ -68,7 +67,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path):
         row("textual", "a", prompt_ids=None, response_ids=None),
         row("unknown_temperature", "a", temperature=None),
     ]
-    counts, index = build(tmp_path, rows, admission=Admission(max_tokens=10, needs_ratio=True))
+    counts, index = build(tmp_path, rows, admission={"max_tokens": 10, "needs_ratio": True})
     assert counts.left_out == {"zero_weight": 1, "no_tokens": 2, "too_long": 1, "temperature_0": 1}
     assert index.take(np.array([0])).response_id == ["kept", "unknown_temperature"]
 
@@ -82,9 +81,13 @@ def test_lengths_of_text_rows_come_from_the_tokens_made_for_them(tmp_path):
     def lengths(file, file_row):
         return np.full(len(file), 2), np.where(file_row == 0, 4, -1)
 
-    rows = [row("made", "a", prompt_ids=None, response_ids=None), row("not_made", "a")]
-    counts, index = build(tmp_path, rows, admission=Admission(lengths=lengths))
+    text = {"prompt_ids": None, "response_ids": None}
+    rows = [row("made", "a", **text), row("not_made", "a", **text), row("logged", "a")]
+    counts, index = build(tmp_path, rows, admission={"lengths": lengths})
     assert counts.left_out["no_tokens"] == 1
+    assert index.tokens(np.array([0])).tolist() == [6 + 5]
+    counts, index = build(tmp_path / "again", rows, admission={"lengths": lengths, "retokenise": True})
+    assert counts.left_out["no_tokens"] == 2
     assert index.tokens(np.array([0])).tolist() == [6]
 
 

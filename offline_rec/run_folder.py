@@ -1,0 +1,64 @@
+"""The run directory: who may write to it, and whether a resume goes on with the run that is there."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_tools.errors import ConfigError
+from offline_rec.config import FitConfig, changed_fields, fit_config, to_yaml
+
+CONFIG_FILE = "config.yaml"
+
+
+def check_folder(config: FitConfig, *, resume: bool) -> None:
+    """Refuse a directory that is taken or, on a resume, one that holds no run or another one."""
+    folder = Path(config.out)
+    if resume:
+        _check_resume(folder, config)
+    elif folder.is_file():
+        raise ConfigError(f"{folder} is a file, not a run directory", "give another --out")
+    elif folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} exists already", "go on with it by --resume, or give another --out")
+
+
+def _check_resume(folder: Path, config: FitConfig) -> None:
+    if not (folder / CONFIG_FILE).exists():
+        raise ConfigError(f"{folder} holds no run to resume", "leave --resume out to begin one")
+    changed = changed_fields(fit_config(folder / CONFIG_FILE), config)
+    if changed:
+        raise ConfigError(
+            f"the configuration is not that of the run in {folder}: {'; '.join(changed)}",
+            "resume with the run's own values (see its config.yaml), or begin a new run with another --out",
+        )
+
+
+def write_config(config: FitConfig) -> None:
+    """Write the resolved configuration, the mark of a run directory, atomically."""
+    folder = Path(config.out)
+    staged = folder / f".{CONFIG_FILE}.tmp"
+    staged.write_text(to_yaml(config), encoding="utf-8")
+    os.replace(staged, folder / CONFIG_FILE)
+
+
+@contextmanager
+def begun(config: FitConfig) -> Iterator[None]:
+    """Make the run directory; if the body raises, take away what this made: a refused run leaves nothing."""
+    folder = Path(config.out)
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_config(config)
+        yield
+    except BaseException:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            _clear(folder)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
