@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from data_tools.errors import ConfigError, DataError, MissingExtra, RecError
 
 if TYPE_CHECKING:
-    from data_tools.collect import CollectReport, collect
+    from data_tools.collecting import CollectReport, collect
     from data_tools.dataset import Dataset, DatasetInfo, PolicyCard
     from data_tools.shaping import Shaping
 
@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "CollectReport": "data_tools.collect",
+    "CollectReport": "data_tools.collecting",
     "Dataset": "data_tools.dataset",
     "DatasetInfo": "data_tools.dataset",
     "PolicyCard": "data_tools.dataset",
     "Shaping": "data_tools.shaping",
-    "collect": "data_tools.collect",
+    "collect": "data_tools.collecting",
 }
 
 

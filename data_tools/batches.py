@@ -3,6 +3,7 @@
 import contextlib
 import re
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -82,6 +83,25 @@ class BatchWriter:
     def rejects(self, table: "pa.Table | pa.RecordBatch") -> None:
         """Append rows of the schema REJECTS."""
         self._rejects.write(table)
+
+    def revise(self, change: "Callable[[pa.Table], pa.Table]") -> None:
+        """Pass every row given to `rollouts` through `change`, a row group at a time and in order.
+
+        `change` may leave rows out or alter them.
+        """
+        import pyarrow.parquet as pq
+
+        staged, self._rollouts = (
+            self._rollouts,
+            ParquetFileWriter(self._storage, "rollouts/new.parquet", ROLLOUTS),
+        )
+        try:
+            staged.finish()
+            with pq.ParquetFile(staged.staged) as file:
+                for group in range(file.num_row_groups):
+                    self._rollouts.write(change(file.read_row_group(group)))
+        finally:
+            staged.discard()
 
     def commit(self) -> str:
         """Make the batch visible and return its name."""

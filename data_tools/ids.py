@@ -7,8 +7,6 @@ import hashlib
 
 DIGEST_BYTES = 16
 
-blake = hashlib.blake2b
-
 
 def digest(*parts: bytes | str) -> bytes:
     """Hash the parts, each with its length, so that ("ab", "c") and ("a", "bc") differ."""
@@ -55,12 +53,10 @@ def drawn_response_id(fingerprint: bytes, content: bytes) -> bytes:
     return digest("drawn", fingerprint, content)
 
 
-OCCURRENCE_SQL = "md5(hex({base}) || ':' || {n})"
+OCCURRENCE_SQL = "md5({id} || ':' || {n})"
 """The id of the n-th further occurrence (n >= 1) in DuckDB; `occurrence_id` is the same in Python."""
 
 
-def occurrence_id(base: bytes, n: int) -> str:
+def occurrence_id(first: str, n: int) -> str:
     """Response id of the n-th occurrence (from 0) of an equal record in one log: each is its own draw."""
-    if n == 0:
-        return base.hex()
-    return hashlib.md5(f"{base.hex().upper()}:{n}".encode(), usedforsecurity=False).hexdigest()
+    return first if n == 0 else hashlib.md5(f"{first}:{n}".encode(), usedforsecurity=False).hexdigest()

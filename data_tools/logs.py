@@ -40,6 +40,15 @@ class Log:
     """The local file, if there is one; None for a url or standard input."""
     companions: dict[str, "Log"] = field(default_factory=dict)
 
+    @classmethod
+    def at(cls, path: str, name: str | None = None) -> "Log":
+        """The log in a local file, under its path or another name."""
+
+        def opened() -> BinaryIO:
+            return open(path, "rb")
+
+        return cls(name or path, opened, path)
+
     def blocks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes in blocks; raises TornArchive at the point where an archive breaks."""
         with self._open() as raw:

@@ -1,6 +1,8 @@
 """Why a record was refused, changed or flagged: every code that a collect report counts, with its meaning."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 REASONS = {
     "not_json": "the line is not JSON (or not UTF-8 text)",
@@ -30,6 +32,7 @@ NOTES = {
     "id_from_text": "token ids written as text were read as integers",
     "id_from_float": "token ids written as floats without a fraction were read as integers",
     "value_unreadable": "a value does not fit its column: stored as missing, what was logged is in `extra`",
+    "logprob_rounded": "a log-prob a little above 0 (at most 0.001, rounding of the engine) was set to 0",
     "duplicate_key": "the record names a field twice; the last value counts",
     "lone_surrogate": "half a surrogate pair in a text was escaped",
     "time_unreadable": "the time of sampling is no time since 1973; stored as missing",
@@ -65,7 +68,7 @@ RAW_CHARS = 2000
 class Reject:
     """A record that cannot be used: its line or row from 1, why (a key of REASONS) and how it begins."""
 
-    row: int
+    row: int | None
     reason: str
     detail: str = ""
     raw: str = ""
@@ -82,7 +85,7 @@ class Refused(Exception):
         self.reason = reason
         self.detail = detail
 
-    def at(self, row: int, raw: bytes | str = b"") -> Reject:
+    def at(self, row: int | None, raw: bytes | str = b"") -> Reject:
         """The reject of the record at `row`."""
         return Reject(row, self.reason, self.detail, raw_text(raw))
 
@@ -92,3 +95,27 @@ def raw_text(raw: bytes | str) -> str:
     if isinstance(raw, str):
         raw = raw[:RAW_CHARS].encode("utf-8", "backslashreplace")
     return raw[: 4 * RAW_CHARS].decode("utf-8", "backslashreplace").replace("\x00", "\\x00")[:RAW_CHARS]
+
+
+EXAMPLES = 3
+"""How many rows are named per code."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """Codes with how often they were counted and the first rows where (any numbering, one per object)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, code: str, rows: Iterable[int | None], count: int | None = None) -> None:
+        """Count a code at some rows; `count` where it is not their number."""
+        listed = list(rows)
+        self.counts[code] += len(listed) if count is None else count
+        known = self.rows.setdefault(code, [])
+        known += [row for row in listed if row is not None][: EXAMPLES - len(known)]
+
+    def merge(self, other: "Notes") -> None:
+        """Add the counts and rows of another object with the same numbering."""
+        for code, count in other.counts.items():
+            self.add(code, other.rows.get(code, ()), count)

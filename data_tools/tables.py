@@ -1,7 +1,7 @@
 """Table files as records: Parquet in Arrow batches, CSV as text; and a content hash of Arrow rows."""
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_tools.errors import DataError
-from data_tools.ids import DIGEST_BYTES, blake
+from data_tools.ids import record_digest
 from data_tools.jsontext import canonical
 from data_tools.lines import line_blocks
 from data_tools.logs import Log
@@ -23,17 +23,22 @@ FIELD_BYTES = 1 << 27
 """Longest CSV field; a quote that is never closed swallows no more than this."""
 
 
-def parquet_batches(log: Log, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def parquet_batches(log: Log) -> Iterator[pa.RecordBatch]:
     """Yield a Parquet log in batches of bounded size; raises DataError where the file is damaged."""
     with log.local_file() as path:
         try:
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=_batch_rows(file.metadata), columns=columns)
+                for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
+                    batch.validate(full=True)  # text that is no UTF-8 would fail much later
+                    yield batch
         except (pa.ArrowException, OSError) as error:
-            hint = "copy it again, or leave it out"
-            raise DataError(
-                f"{log.name} is a damaged Parquet file: {str(error).splitlines()[0]}", hint
-            ) from error
+            raise damaged(log, error) from error
+
+
+def damaged(log: Log, error: Exception) -> DataError:
+    """The error for a Parquet file that cannot be read."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(f"{log.name} is a damaged Parquet file: {reason}", "copy it again, or leave it out")
 
 
 def _batch_rows(metadata: Any) -> int:
@@ -79,63 +84,76 @@ def _csv_record(header: list[str], values: list[str]) -> dict[str, str | None] |
     return {name: value or None for name, value in zip(header, values, strict=True)}
 
 
-def row_digests(batch: pa.RecordBatch) -> list[bytes]:
+def columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Columns of a batch by name."""
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def row_digests(columns: Mapping[str, pa.Array | Sequence[Any]]) -> list[bytes]:
     """Content hash of each row: names and values of its columns, whatever their order, width or encoding.
 
-    A missing value counts as an absent column, so a column of nulls that a later export adds changes nothing.
+    1 and 1.0 are equal, and a missing value counts as an absent column: what a larger export, or DuckDB's
+    guess at a type, changes about the rows that it had before does not change their hashes.
     """
-    cells = [(name.encode(), _cells(batch.column(name))) for name in sorted(set(batch.schema.names))]
-    return [_row_digest([(name, column[row]) for name, column in cells]) for row in range(batch.num_rows)]
-
-
-def _row_digest(cells: list[tuple[bytes, bytes | None]]) -> bytes:
-    parts = [b"%d:%b=%d:%b" % (len(name), name, len(cell), cell) for name, cell in cells if cell is not None]
-    return blake(b"".join(parts), digest_size=DIGEST_BYTES).digest()
-
-
-def _cells(array: pa.Array) -> list[bytes | None]:
-    """The bytes of each value, None where it is missing."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        plain = _canonical_type(kind.value_type)
-        if plain is not None and plain != pa.large_binary():
-            return _list_cells(array.cast(pa.large_list(plain)))
-    plain = _canonical_type(kind)
-    if plain == pa.large_binary():
-        binary = array.cast(pa.large_string()) if pa.types.is_string(kind) else array
-        return [None if value is None else value for value in binary.cast(plain).to_pylist()]
-    if plain is not None:
-        values = _numbers(array.cast(plain))
-        return [
-            values[row : row + 1].tobytes() if valid else None
-            for row, valid in enumerate(array.is_valid().to_pylist())
-        ]
-    return [None if value is None else canonical(value).encode() for value in array.to_pylist()]
-
-
-def _list_cells(array: pa.Array) -> list[bytes | None]:
-    bounds = array.offsets.to_numpy()
-    values = memoryview(_numbers(array.values).view(np.uint8).data)
+    names = sorted(columns)
+    cells = [_cells(columns[name]) for name in names]
+    heads = [b"%d:%b=" % (len(name.encode()), name.encode()) for name in names]
     return [
-        bytes(values[8 * start : 8 * end]) if valid else None
+        record_digest(
+            b"".join(head + cell for head, cell in zip(heads, row, strict=True) if cell is not None)
+        )
+        for row in zip(*cells, strict=True)
+    ]
+
+
+def _cells(values: pa.Array | Sequence[Any]) -> list[bytes | None]:
+    """The bytes of each value, None where it is missing."""
+    if isinstance(values, pa.Array):
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if _is_list_of_numbers(values.type):
+            return _number_lists(values.cast(pa.large_list(pa.float64()), safe=False))
+        values = values.to_pylist()
+    return [None if value is None else _cell(value) for value in values]
+
+
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(listed and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)))
+
+
+def _number_lists(array: pa.Array) -> list[bytes | None]:
+    bounds = array.offsets.to_numpy()
+    numbers = pc.fill_null(array.values, np.nan).to_numpy(zero_copy_only=False)
+    raw = np.ascontiguousarray(numbers).tobytes()
+    return [
+        _sized(b"l", raw[8 * start : 8 * end]) if valid else None
         for start, end, valid in zip(bounds[:-1], bounds[1:], array.is_valid().to_pylist(), strict=True)
     ]
 
 
-def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
-    """Values as 8-byte numbers; a null within a list gets a value no log holds."""
-    hole: float = np.nan if pa.types.is_floating(array.type) else np.iinfo(np.int64).min
-    return np.ascontiguousarray(pc.fill_null(array, hole).to_numpy(zero_copy_only=False))
+def _cell(value: Any) -> bytes:
+    if isinstance(value, str):
+        return _sized(b"t", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, list) and all(type(item) in _NUMBERS for item in value):
+        numbers = np.array([np.nan if item is None else item for item in value], np.float64)
+        return _sized(b"l", numbers.tobytes())
+    return _sized(b"j", canonical(_without_width(value)).encode())
 
 
-def _canonical_type(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
-        return pa.int64()
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return pa.large_binary()
-    return None
+_NUMBERS = (int, float, type(None))
+
+
+def _sized(kind: bytes, data: bytes) -> bytes:
+    return b"%b%d:%b" % (kind, len(data), data)
+
+
+def _without_width(value: Any) -> Any:
+    """Whole floats as integers, and mappings without missing values."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_without_width(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_width(item) for key, item in value.items() if item is not None}
+    return value

@@ -17,7 +17,7 @@ from data_tools.ids import choice_digest
 from data_tools.jsontext import dump
 from data_tools.logs import Log
 from data_tools.reasons import Refused, Reject
-from data_tools.records import Block, blocks, flat
+from data_tools.records import Block, blocks, fingerprint, flat
 
 __all__ = ["Carries", "Chunk", "ChunkBuilder", "Log", "Reader", "RecordReader", "Refused", "Reject", "Values"]
 
@@ -47,7 +47,7 @@ class Chunk:
     """
 
     columns: dict[str, Sequence[Any] | pa.Array] = field(default_factory=dict)
-    source_row: Sequence[int] = ()
+    source_row: Sequence[int | None] = ()
     content: Sequence[bytes] = ()
     rejects: list[Reject] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Chunk:
 class Reader(ABC):
     """A log format. Subclasses are stateless; one instance reads any number of logs."""
 
-    name: ClassVar[str]
+    name: str
     """What `--format` takes and what ids are namespaced with: never rename it."""
     title: ClassVar[str]
     carries: ClassVar[Carries]
@@ -80,6 +80,10 @@ class Reader(ABC):
         A log that is left out must be in the `companions` of one that stays.
         """
         return list(logs)
+
+    def fingerprint(self, log: Log) -> bytes:
+        """Hash of the log's first record, which names the log whatever its path, size or compression."""
+        return fingerprint(log)
 
     @abstractmethod
     def chunks(self, log: Log) -> Iterator[Chunk]:

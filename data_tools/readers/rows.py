@@ -1,20 +1,24 @@
 """Plain rows: JSON lines, JSON arrays, Parquet or CSV whose fields have the dataset's or well-known names."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from data_tools.columns import CONVERSATION, MERGED, candidates, is_response, pick
+from data_tools.columns import CONVERSATION, MAPPED, MERGED, candidates, is_response, pick
 from data_tools.logs import Log
 from data_tools.prompts import is_chat, split_conversation
 from data_tools.readers.base import Carries, Chunk, Reader
 from data_tools.reasons import Refused
 from data_tools.records import Block, blocks, flat
-from data_tools.tables import parquet_batches, row_digests
+from data_tools.tables import columns_of, parquet_batches, row_digests
+
+Columns = dict[str, Any]
+"""Name -> values: an Arrow array or a list."""
 
 _RESPONSES = ("response", "response_ids", "response_messages")
 _DUPLICATES_MATTER = ("reward", "response", "response_ids", "behavior_logprobs", "loss_mask", "prompt")
@@ -36,7 +40,7 @@ class RowsReader(Reader):
     def chunks(self, log: Log) -> Iterator[Chunk]:
         """Read the log column by column."""
         if log.kind == "parquet":
-            yield from table_chunks(parquet_batches(log))
+            yield from table_chunks(parquet_batches(log), Layout())
             return
         for block in blocks(log):
             yield record_chunk(flat(block), textual=log.kind == "csv")
@@ -144,44 +148,68 @@ def _has_duplicate_key(raw: bytes) -> bool:
     return seen[-1]  # the outermost object closes last
 
 
-def table_chunks(batches: Iterable[pa.RecordBatch], row_column: str | None = None) -> Iterator[Chunk]:
-    """Columns of Arrow batches, found by name. `row_column` holds source rows; else they count from 1."""
-    row = 1
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What some columns of a table are: source rows (else counted from 1), JSON text, record hashes."""
+
+    row: str | None = None
+    json: Collection[str] = ()
+    content: str | None = None
+
+
+def table_chunks(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[Chunk]:
+    """Columns of Arrow batches, found by name, as chunks."""
+    first = 1
     for batch in batches:
-        rows: Sequence[int] = range(row, row + batch.num_rows)
-        row += batch.num_rows
-        if row_column in batch.schema.names:
-            rows = batch.column(row_column).to_pylist()
-            batch = batch.drop_columns([row_column])
-        yield table_chunk(batch, rows)
+        columns: Columns = dict(columns_of(batch))
+        for name in layout.json:
+            columns[name] = [
+                None if text is None else orjson.loads(text) for text in columns[name].to_pylist()
+            ]
+        count = batch.num_rows
+        rows: Sequence[int | None] = range(first, first + count)
+        if layout.row is not None:
+            rows = columns.pop(layout.row).to_pylist() if layout.row in columns else [None] * count
+        given = None if layout.content is None else columns.pop(layout.content, None)
+        chunk = table_chunk(columns, rows)
+        if given is not None:
+            chunk.content = [bytes.fromhex(text) for text in given.to_pylist()]
+        chunk.input_rows = count if layout.row is None else 0
+        first += count
+        yield chunk
 
 
-def table_chunk(batch: pa.RecordBatch, rows: Sequence[int]) -> Chunk:
-    """Columns of one Arrow batch; its unused columns go to `extra`, where a missing value is left out."""
-    found = candidates(batch.schema.names)
-    columns: dict[str, Sequence[Any] | pa.Array] = {}
+def table_chunk(fields: Columns, rows: Sequence[int | None]) -> Chunk:
+    """Columns of one batch; its unused ones go to `extra`, where a missing value is left out."""
+    found = candidates(fields)
+    columns: Columns = {}
     used: list[set[str]] = [set() for _ in rows]
     for column, names in found.items():
         if len(names) == 1 or column == "reward":
-            columns[column] = batch.column(names[0])
+            columns[column] = fields[names[0]]
         else:
-            columns[column] = _picked(batch.select(names).to_pylist(), names, column, used)
+            records = _records({name: fields[name] for name in names}, len(rows))
+            columns[column] = _picked(records, names, column, used)
     single = {names[0] for column, names in found.items() if len(names) == 1 or column == "reward"}
-    others = batch.select([name for name in batch.schema.names if name not in single])
+    others = _records({name: values for name, values in fields.items() if name not in single}, len(rows))
     columns["extra"] = [
-        merged_extra({key: value for key, value in record.items() if value is not None and key not in taken})
-        for record, taken in zip(_records(others, len(rows)), used, strict=True)
+        merged_extra({key: value for key, value in other.items() if value is not None and key not in taken})
+        for other, taken in zip(others, used, strict=True)
     ]
     if any(name in CONVERSATION for name in found.get("prompt", [])):
         columns |= {name: _listed(columns[name]) for name in ("prompt", *_RESPONSES) if name in columns}
         _split_conversations(columns, found["prompt"])
-    origin = {column: fields[0] for column, fields in found.items()}
-    return Chunk(columns, rows, row_digests(batch), names=origin, input_rows=len(rows))
+    origin = {column: names[0].removeprefix(MAPPED) for column, names in found.items()}
+    logged = {name: values for name, values in fields.items() if not name.startswith(MAPPED)}
+    return Chunk(columns, rows, row_digests(logged), names=origin)
 
 
 def _listed(values: Sequence[Any] | pa.Array) -> Sequence[Any]:
-    return values.to_pylist() if isinstance(values, pa.Array) else values
+    listed: Sequence[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
+    return listed
 
 
-def _records(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
-    return batch.to_pylist() if batch.num_columns else [{}] * count
+def _records(fields: Columns, count: int) -> list[dict[str, Any]]:
+    if not fields:
+        return [{}] * count
+    return [dict(zip(fields, row, strict=True)) for row in zip(*map(_listed, fields.values()), strict=True)]

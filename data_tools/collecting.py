@@ -1,0 +1,278 @@
+"""Collect: logs into a dataset, every record counted once, in constant memory, with one atomic commit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from data_tools import readers
+from data_tools.dataset import open_dataset
+from data_tools.erased import erased_files
+from data_tools.errors import ConfigError, DataError
+from data_tools.identity import Scope
+from data_tools.ledger import Ledger
+from data_tools.logs import Log
+from data_tools.pipeline import Processed, RewardRule, Settings, process
+from data_tools.readers.base import Chunk, Reader
+from data_tools.readers.select import SelectReader, map_query
+from data_tools.reasons import REASONS, Reject
+from data_tools.records import samples
+from data_tools.report import CollectReport, LogReport
+from data_tools.schema import REJECTS
+from data_tools.sources import Source, expand
+from data_tools.storage import open_storage
+
+if TYPE_CHECKING:
+    from data_tools.batches import BatchWriter
+    from data_tools.dataset import Dataset
+
+__all__ = ["CollectReport", "collect"]
+
+
+class Tick(Protocol):
+    """Told of progress: rows read, of an unknown total, and numbers to show beside."""
+
+    def __call__(
+        self, done: float, total: float | None = None, numbers: Mapping[str, float] | None = None
+    ) -> None:
+        """Show it."""
+
+
+def collect(
+    sources: Sequence[str],
+    into: "Dataset | str | PathLike[str]",
+    *,
+    format: str = "auto",
+    select: str | None = None,
+    map: Mapping[str, str] | None = None,
+    reward: str | None = None,
+    policy: str | None = None,
+    policy_version: int | None = None,
+    run: str | None = None,
+    holdout: float | None = None,
+    dry_run: bool = False,
+    strict: bool = False,
+    progress: Tick | None = None,
+) -> CollectReport:
+    """Read logs into a dataset, which is made if there is none; what it holds already is not added again.
+
+    `sources`: files, folders, globs, urls, - for standard input. `select`: one SELECT over `source`; `map`:
+    column -> SQL expression over it; `reward`: how rows are judged. `policy`, `policy_version`: where the log
+    does not say. `run`: scope of the log's own ids and group keys. `strict`: a DataError at the first reject.
+    """
+    chosen = _chosen_reader(format, select, map)
+    settings = Settings(policy, policy_version, _reward_rule(reward) if reward else None)
+    report = CollectReport(dry_run=dry_run)
+    with ExitStack() as stack:
+        jobs = _jobs(expand(sources, stack), chosen, report)
+        dataset = _dataset(into, holdout, dry_run=dry_run)
+        ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
+        writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
+        collecting = _Collecting(ledger, writer, settings, report, strict=strict, tick=progress)
+        for log, reader in jobs:
+            collecting.read(log, reader, run)
+        collecting.settle(dataset)
+        if dataset and writer:
+            report.batch = _commit(dataset, writer, report)
+    return report
+
+
+def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None) -> Reader | None:
+    """The one reader for every log, None to detect each log's own."""
+    if select and map:
+        raise ConfigError(
+            "--select and --map cannot be used together", "write the mapped columns into the SELECT"
+        )
+    if (select or map) and name not in ("auto", "rows"):
+        raise ConfigError(f"--select and --map read plain rows, not --format {name}", "leave --format out")
+    if select:
+        return SelectReader(select)
+    if map:
+        return SelectReader(map_query(map), mapped=True)
+    return None if name == "auto" else readers.reader(name)
+
+
+def _reward_rule(text: str) -> RewardRule:
+    from data_tools.reward_rules import reward_rule
+
+    return reward_rule(text)
+
+
+def _dataset(
+    into: "Dataset | str | PathLike[str]", holdout: float | None, *, dry_run: bool
+) -> "Dataset | None":
+    """The dataset, made if need be; None where a dry run has none to look at."""
+    if not isinstance(into, str | PathLike):
+        return into
+    storage = open_storage(fspath(into))
+    if dry_run and not storage.exists("rec.json"):
+        return None
+    return open_dataset(storage, create=not dry_run, holdout=holdout)
+
+
+def _jobs(
+    sources: Sequence[Source], chosen: Reader | None, report: CollectReport
+) -> list[tuple[Log, Reader]]:
+    """Each log with its reader; names in the report what holds no log."""
+    found: dict[Reader, list[Log]] = {}
+    for source in sources:
+        reader = _reader_of(source, chosen, report)
+        if reader is not None:
+            found.setdefault(reader, []).append(source.log)
+    if not found and not any(source.named for source in sources):
+        names = ", ".join(list(report.skipped)[:3])
+        raise DataError(
+            f"no log was found among {len(sources)} files ({names}, ...)", "rec formats lists what is read"
+        )
+    return [(log, reader) for reader, logs in found.items() for log in reader.plan(logs)]
+
+
+def _reader_of(source: Source, chosen: Reader | None, report: CollectReport) -> Reader | None:
+    log = source.log
+    if log.kind == "empty":
+        report.skipped[log.name] = "the file is empty"
+        return None
+    if log.kind == "utf16":
+        error = DataError(f"{log.name} is UTF-16 text", "convert it with: iconv -f UTF-16 -t UTF-8")
+    else:
+        reader = readers.detect(log) if chosen is None else _forced(source, chosen)
+        if reader is not None:
+            return reader
+        error = readers.unknown(log)
+    if source.named:
+        raise error
+    report.skipped[log.name] = error.message
+    return None
+
+
+def _forced(source: Source, chosen: Reader) -> Reader | None:
+    """The reader that the user asked for; of a folder it reads only what looks like its format."""
+    if source.named and source.log.kind != "binary":
+        return chosen
+    return chosen if chosen.detect(source.log, samples(source.log)) else None
+
+
+@dataclass(slots=True)
+class _Collecting:
+    """The state of one collect: what was counted so far, and where rows go."""
+
+    ledger: Ledger
+    writer: "BatchWriter | None"
+    settings: Settings
+    report: CollectReport
+    strict: bool
+    tick: Tick | None
+    rows_read: int = 0
+
+    def read(self, log: Log, reader: Reader, run: str | None) -> None:
+        """Read one log to its end."""
+        counts = LogReport(log.name, reader.name)
+        self.report.logs.append(counts)
+        scope = Scope(reader.name, reader.fingerprint(log), log.name, run)
+        for chunk in reader.chunks(log):
+            done = process(chunk, scope, self.settings)
+            self._count(counts, chunk, done)
+            self.ledger.add(len(self.report.logs) - 1, done.rows)
+            if self.writer:
+                self.writer.rollouts(done.rows.table)
+            if self.tick:
+                self.tick(self.rows_read)
+
+    def _count(self, counts: LogReport, chunk: Chunk, done: Processed) -> None:
+        kept = done.rows.table.num_rows
+        counts.input_rows += chunk.input_rows
+        counts.read += kept + len(done.rejects)
+        counts.kept += kept
+        counts.note(done.notes)
+        self.rows_read += kept + len(done.rejects)
+        self._reject(counts, done.rejects)
+
+    def _reject(self, counts: LogReport, rejects: Sequence[Reject]) -> None:
+        for reject in rejects:
+            counts.reject(reject.reason, [reject.row], 1)
+        if rejects and self.strict:
+            raise _strict_error(counts.source, rejects[0])
+        if rejects and self.writer:
+            self.writer.rejects(_reject_table(counts.source, rejects))
+
+    def settle(self, dataset: "Dataset | None") -> None:
+        """Tell draws from duplicates, once all logs are read, and take out what must not stay."""
+        committed = [dataset.rollout_path(batch) for batch in dataset.batches()] if dataset else []
+        self.ledger.settle(committed, erased_files(dataset.storage) if dataset else [])
+        for (log, reason), count in self.ledger.counts().items():
+            self.report.logs[log].kept -= count
+            self.report.logs[log].duplicate += count if reason == "duplicate" else 0
+        for batch in self.ledger.refused():
+            for log, row, reason in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                self._reject(self.report.logs[log], [Reject(row, reason, REASONS[reason])])
+        for log, count in self.ledger.groups_of_several_prompts().items():
+            self.report.logs[log].notes["several_prompts"] += count
+        if self.writer and self.ledger.changed():
+            self.writer.revise(_revision(self.ledger))
+
+
+def _revision(ledger: Ledger) -> Callable[[pa.Table], pa.Table]:
+    """Rename and leave out rows as the ledger says; the rows must come in the order of the ledger."""
+    start = 0
+
+    def revise(table: pa.Table) -> pa.Table:
+        nonlocal start
+        verdicts = ledger.between(start, start + table.num_rows)
+        places = verdicts.column("ordinal").to_numpy() - start
+        start += table.num_rows
+        stays = np.ones(table.num_rows, bool)
+        stays[places[verdicts.column("reason").is_valid().to_numpy()]] = False
+        ids = table.column("response_id").to_pylist()
+        for place, new in zip(places.tolist(), verdicts.column("id").to_pylist(), strict=True):
+            ids[place] = new or ids[place]
+        at = table.schema.get_field_index("response_id")
+        renamed = table.set_column(at, table.schema.field(at), pa.array(ids, pa.string()))
+        return renamed.filter(pa.array(stays))
+
+    return revise
+
+
+def _reject_table(source: str, rejects: Sequence[Reject]) -> pa.Table:
+    columns = [
+        [source] * len(rejects),
+        [reject.row for reject in rejects],
+        [reject.reason for reject in rejects],
+        [reject.detail for reject in rejects],
+        [reject.raw for reject in rejects],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, REJECTS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=REJECTS)
+
+
+def _strict_error(source: str, reject: Reject) -> DataError:
+    at = "" if reject.row is None else f", row {reject.row}"
+    what = f"{reject.reason}: {reject.detail or REASONS.get(reject.reason, '')}"
+    return DataError(
+        f"{source}{at}: {what}", "mend the log, or collect without --strict to set such rows aside"
+    )
+
+
+def _commit(dataset: "Dataset", writer: "BatchWriter", report: CollectReport) -> str | None:
+    """Make the batch visible, unless it holds nothing that the dataset lacks."""
+    if report.total.kept == 0 and not _new_rejects(dataset, report):
+        return None
+    return writer.commit()
+
+
+def _new_rejects(dataset: "Dataset", report: CollectReport) -> bool:
+    """Whether some reject is not in the dataset yet: collecting a log again must not repeat them."""
+    rejected = report.total.rejected
+    if not rejected:
+        return False
+    query = "SELECT source_file, reason, count(*) FROM rejects GROUP BY ALL"
+    rows = zip(*dataset.sql(query).to_pydict().values(), strict=True)
+    known = {(source, reason): count for source, reason, count in rows}
+    return any(
+        known.get((log.source, reason), 0) < count
+        for log in report.logs
+        for reason, count in log.rejected.items()
+    )
