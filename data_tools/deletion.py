@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from data_tools.batches import fresh_name
 from data_tools.erased import HASH_SQL
+from data_tools.errors import ConfigError
 from data_tools.guard import check_expression
 from data_tools.parquet_writer import ParquetFileWriter
 from data_tools.rewriting import copy_rows, rewriting, successor
@@ -45,6 +46,9 @@ def delete(dataset: "Dataset", where: str, *, dry_run: bool = False) -> DeleteRe
 def _mark(con: "duckdb.DuckDBPyConnection", where: str) -> dict[str, int]:
     """Note the rows to erase in a temporary table; return how many of each batch."""
     with sql_errors("--where"):
+        [(_, kind, *_)] = con.sql(f"DESCRIBE SELECT ({where}\n) FROM rollouts").fetchall()
+        if kind != "BOOLEAN":  # DuckDB would take any number but 0 for true
+            raise ConfigError(f"--where: {where!r} is {kind}, no condition", "compare it, as in reward < 0")
         con.execute(
             f"""CREATE TABLE _marked AS SELECT file, file_row, {HASH_SQL} AS id_hash
                 FROM rollouts WHERE ({where}\n)"""

@@ -1,16 +1,18 @@
 """The SQL text of the views that every statement sees: rollouts, groups, rejects, policies.
 
-All of it is lazy: a column that a query does not name costs nothing. DuckDB drops a LEFT JOIN whose right
-side is grouped by the join key as soon as no column of it is used, which makes the later rewards and the
-staleness free where they are not asked for.
+A column that a query does not name is not read and costs nothing. Only the later rewards need a join, and only
+where there are any: DuckDB has no lazier way to look a row up in another file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import pyarrow as pa
 
 from data_tools.schema import ERASED, REJECTS, REWARDS, ROLLOUTS
+
+MAX_POLICIES_INLINE = 16
+"""Up to so many policies their newest versions are constants in the view; more are joined."""
 
 
 def literal(text: str) -> str:
@@ -66,27 +68,50 @@ def split_macro(holdout: float, salt: str) -> str:
     )
 
 
-def rollouts_view(files: Sequence[str], rewards: Sequence[str], now: datetime) -> list[str]:
-    """Return the statements that create `rollouts`, with the later rewards merged in."""
-    names = [identifier(name) for name in ROLLOUTS.names]
-    reward, later = "r.reward", ""
+def rollouts_view(
+    files: Sequence[str], rewards: Sequence[str], *, newest: Mapping[str, int], now: datetime
+) -> list[str]:
+    """Return the statements that create `rollouts`, with the later rewards merged in.
+
+    `newest` is the newest version of each policy: staleness counts back from it.
+    """
+    reward, joins = "r.reward", ""
     if rewards:
         reward = "CASE WHEN l.response_id IS NULL THEN r.reward ELSE l.latest.reward END"
-        later = "LEFT JOIN _later_rewards l ON l.response_id = r.response_id"
-    columns = ["r." + name if name != '"reward"' else f"{reward} AS reward" for name in names]
+        joins = "LEFT JOIN _later_rewards l ON l.response_id = r.response_id"
+    version, join = _newest_version(newest)
+    columns = [
+        f"{reward} AS reward" if name == "reward" else f"r.{identifier(name)}" for name in ROLLOUTS.names
+    ]
     age = f"(epoch(TIMESTAMPTZ {literal(now.isoformat())}) - epoch(r.sampled_at)) / 86400.0"
     return [
         f"CREATE VIEW _rollouts AS SELECT * FROM {scan(files, ROLLOUTS)}",
         later_rewards_view(rewards),
-        "CREATE VIEW _newest AS SELECT policy, max(policy_version) AS version FROM _rollouts GROUP BY policy",
         f"""CREATE VIEW rollouts AS SELECT {", ".join(columns)},
             {age} AS age_days,
-            n.version - r.policy_version AS staleness,
+            {version} - r.policy_version AS staleness,
             rec_split(r.prompt_hash) AS split,
             parse_filename(r.filename, true) AS file,
             r.file_row_number AS file_row
-        FROM _rollouts r {later} LEFT JOIN _newest n ON n.policy = r.policy""",
+        FROM _rollouts r {joins} {join}""",
     ]
+
+
+def _newest_version(newest: Mapping[str, int]) -> tuple[str, str]:
+    """Return the expression of the newest version of a row's policy, and the join that it needs, if any."""
+    if not newest:
+        return "CAST(NULL AS BIGINT)", ""
+    if len(newest) > MAX_POLICIES_INLINE:
+        listed = ", ".join(f"({literal(policy)}, {version})" for policy, version in newest.items())
+        return "n.version", f"LEFT JOIN (VALUES {listed}) n(policy, version) ON n.policy = r.policy"
+    cases = " ".join(f"WHEN {literal(policy)} THEN {version}" for policy, version in newest.items())
+    return f"CAST(CASE r.policy {cases} END AS BIGINT)", ""
+
+
+def newest_versions_query(files: Sequence[str]) -> str:
+    """Return the SELECT of (file, policy, newest version) over rollouts files."""
+    return f"""SELECT parse_filename(filename, true) AS file, policy, max(policy_version) AS version
+        FROM {scan(files, ROLLOUTS)} WHERE policy IS NOT NULL AND policy_version IS NOT NULL GROUP BY ALL"""
 
 
 def later_rewards_view(rewards: Sequence[str]) -> str:
@@ -110,12 +135,13 @@ GROUPS_VIEW = """CREATE VIEW groups AS SELECT group_id,
     max(reward) - min(reward) <= 1e-9 * greatest(1, abs(max(reward))) AS zero_variance,
     arg_min(prompt, response_id) AS prompt,
     min(prompt_hash) AS prompt_hash,
-    count(DISTINCT policy) AS n_policies,
+    CAST(list_unique(list(policy)) AS BIGINT) AS n_policies,
     min(policy_version) AS min_policy_version,
     max(policy_version) AS max_policy_version,
     min(split) AS split
 FROM rollouts GROUP BY group_id"""
-"""`zero_variance` is null without a reward; `split` is 'holdout' as soon as one row is."""
+"""`zero_variance` is null without a reward; `split` is 'holdout' as soon as one row is. The policies are counted
+in a list: unlike count(DISTINCT), DuckDB drops that where it is not asked for."""
 
 
 def rejects_view(files: Sequence[str]) -> str:
