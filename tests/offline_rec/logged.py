@@ -1,5 +1,6 @@
 """A small dataset, committed as `collect` does: groups of answers to sums, with log-probs of a tiny model."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests import tiny
 from tests.offline_rec.datasets import rollouts
 
 GROUP = 4
+SALT = "salt"
 
 
 @cache
@@ -67,8 +69,11 @@ def rows(
 
 
 def dataset(path: Path, made: list[dict[str, Any]], *, holdout: float = 0.2, batches: int = 1) -> Dataset:
-    """Commit rows in as many batches."""
-    ds = data_tools.open(str(path), create=True, holdout=holdout)
+    """Commit rows in as many batches; the salt is fixed, so that the split is the same in every run."""
+    data_tools.open(str(path), create=True, holdout=holdout)
+    info = json.loads((path / "rec.json").read_text())
+    (path / "rec.json").write_text(json.dumps(info | {"salt": SALT}))
+    ds = data_tools.open(str(path))
     for part in np.array_split(np.arange(len(made)), batches):
         with ds.writer() as writer:
             writer.rollouts(rollouts([made[i] for i in part]))
