@@ -122,7 +122,7 @@ def finish(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     sums: dict[str, float] = dict(zip(names, values, strict=True))
     done = {name: value for name, value in sums.items() if name in ("loss", "objective", "rows", "tokens")}
     for name, (part, whole) in _SHARES.items():
-        if sums.get(whole, 0) > 0:
+        if part in sums and sums.get(whole, 0) > 0:
             done[name] = sums[part] / sums[whole]
     for name, (first, second, count) in _EFFECTIVE.items():
         if sums.get(second, 0) > 0:
