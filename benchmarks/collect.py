@@ -1,0 +1,232 @@
+"""Collect at 100 thousand and a million rows: rows per second, peak memory, and the first step of a fit.
+
+    python benchmarks/collect.py --rows 100000 --rows 1000000 --output benchmarks/results/collect.json
+
+Every measurement is a process of its own, so that its peak memory is its own. Bare DuckDB (`read_json` with
+the schema given, `COPY` to Parquet) runs on the same files: it neither checks nor hashes nor counts, and so
+bounds what can be reached.
+"""
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+TOKENS = 200
+VOCABULARY = 32_000
+PIECE = 20  # tokens of a prepared piece of text: joining pieces is ten times faster than formatting numbers
+
+ROW = (
+    '{{"group_id":"g{group}","prompt":"Prompt number {group}: what comes next?","prompt_ids":[{prompt}],'
+    '"response":"response {row}","response_ids":[{ids}],"behavior_logprobs":[{logprobs}],"reward":{reward},'
+    '"policy":"bench","policy_version":{version},"temperature":1.0,"logprob_kind":"processed","finish_reason":"stop"}}\n'
+)
+
+DUCKDB_COLUMNS = {
+    **dict.fromkeys(["group_id", "prompt", "response", "policy", "logprob_kind", "finish_reason"], "VARCHAR"),
+    **dict.fromkeys(["prompt_ids", "response_ids"], "INTEGER[]"),
+    "behavior_logprobs": "FLOAT[]",
+    "reward": "DOUBLE",
+    "policy_version": "BIGINT",
+    "temperature": "FLOAT",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process: how long it took, the most memory it held, and the bytes it asked the system to read."""
+
+    seconds: float
+    peak_mib: float
+    read_mib: float
+
+
+def write_log(path: Path, rows: int, *, seed: int) -> None:
+    """JSONL in the dataset's own columns: groups of eight, 200 tokens a response, ids and log-probs."""
+    numbers = np.random.default_rng(seed)
+    ids = [",".join(map(str, numbers.integers(0, VOCABULARY, PIECE))) for _ in range(4096)]
+    logprobs = [",".join(f"{x:.5f}" for x in -numbers.exponential(0.5, PIECE)) for _ in range(4096)]
+    choose = random.Random(seed)
+    with path.open("w", encoding="utf-8", buffering=1 << 20) as file:
+        for row in range(rows):
+            file.write(
+                ROW.format(
+                    group=row // 8,
+                    row=row,
+                    prompt=ids[row // 8 % len(ids)],
+                    ids=",".join(choose.choices(ids, k=TOKENS // PIECE)),
+                    logprobs=",".join(choose.choices(logprobs, k=TOKENS // PIECE)),
+                    reward=choose.randrange(2),
+                    version=row * 8 // rows,
+                )
+            )
+
+
+def measure(code: str, *arguments: str) -> Measured:
+    """Run Python code in a fresh process."""
+    # The last line of stderr carries what only the process itself can know: the bytes that it read.
+    wrapped = (
+        f"import atexit, sys\n"
+        f"def told():\n"
+        f"    rows = dict(line.split(': ') for line in open('/proc/self/io').read().splitlines())\n"
+        f"    sys.stderr.write('\\nread ' + rows['rchar'])\n"
+        f"atexit.register(told)\n{code}"
+    )
+    with tempfile.TemporaryFile() as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-c", wrapped, *arguments], stdout=subprocess.DEVNULL, stderr=errors
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        told = errors.read().decode(errors="replace")
+    if process.returncode:
+        raise SystemExit(told)
+    read = int(told.rsplit("read ", 1)[1])
+    return Measured(round(seconds, 2), round(usage.ru_maxrss / 1024, 1), round(read / 2**20, 1))
+
+
+def rec(*arguments: str) -> Measured:
+    return measure("import sys; from cli.main import rec; rec(sys.argv[1:])", *arguments)
+
+
+def bare_duckdb(log: Path, target: Path) -> Measured:
+    query = (
+        f"COPY (SELECT * FROM read_json('{log}', format='newline_delimited', columns={DUCKDB_COLUMNS})) "
+        f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+    )
+    return measure("import sys, duckdb; duckdb.sql(sys.argv[1])", query)
+
+
+def token_columns_mib(dataset: Path) -> float:
+    """Compressed size of the token columns of a dataset, from the footers of its files."""
+    import pyarrow.parquet as pq
+
+    from data_tools.schema import TOKEN_COLUMNS
+
+    total = 0
+    for path in dataset.glob("rollouts/*.parquet"):
+        footer = pq.ParquetFile(path).metadata
+        for group in range(footer.num_row_groups):
+            columns = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
+            total += sum(
+                c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in TOKEN_COLUMNS
+            )
+    return round(total / 2**20, 1)
+
+
+def tiny_model(folder: Path) -> None:
+    """A Llama of a few thousand parameters beside its embedding, over the vocabulary of the log."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<unk>": 1, "<eos>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
+    """All measurements at one number of rows; the files are removed as soon as they are not needed."""
+    log, dataset, run, bare = (
+        folder / f"{name}-{rows}" for name in ("log.jsonl", "dataset", "run", "bare.parquet")
+    )
+    write_log(log, rows, seed=rows)
+    size = log.stat().st_size
+    duckdb = bare_duckdb(log, bare)
+    bare.unlink()
+    collect = rec("collect", str(log), "--into", str(dataset))
+    log.unlink()
+    fit = rec(
+        *("fit", str(dataset), "--model", str(model), "--out", str(run), "--algorithm", "rec-oneside-nois"),
+        *("--steps", "1", "--set", "eval_every=null"),
+    )
+    return {
+        "rows": rows,
+        "log_mib": round(size / 2**20, 1),
+        "collect": asdict(collect) | {"rows_per_second": round(rows / collect.seconds)},
+        "duckdb": asdict(duckdb) | {"rows_per_second": round(rows / duckdb.seconds)},
+        "fit_to_first_step": asdict(fit),
+        "token_columns_mib": token_columns_mib(dataset),
+    }
+
+
+def report(result: dict[str, object]) -> str:
+    collect, duckdb, fit = (result[key] for key in ("collect", "duckdb", "fit_to_first_step"))
+    return (
+        f"{result['rows']:>9} rows, {result['log_mib']} MiB of JSONL\n"
+        f"  collect      {collect['rows_per_second']:>7} rows/s, peak {collect['peak_mib']} MiB\n"
+        f"  bare DuckDB  {duckdb['rows_per_second']:>7} rows/s, peak {duckdb['peak_mib']} MiB\n"
+        f"  fit          first step done after {fit['seconds']} s, peak {fit['peak_mib']} MiB, "
+        f"read {fit['read_mib']} MiB; token columns are {result['token_columns_mib']} MiB"
+    )
+
+
+@click.command()
+@click.option("--rows", "sizes", type=int, multiple=True, default=(100_000, 1_000_000), show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file for the result.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the files are made (default: a temporary one)."
+)
+def main(sizes: tuple[int, ...], output: Path | None, folder: Path | None) -> None:
+    """Measure `rec collect`, bare DuckDB and the start of `rec fit` on generated logs."""
+    results = []
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        model = Path(work) / "model"
+        tiny_model(model)
+        for rows in sizes:
+            results.append(run_size(Path(work), model, rows))
+            click.echo(report(results[-1]))
+    first, last = results[0], results[-1]
+    summary = {
+        "peak_memory_ratio": round(last["collect"]["peak_mib"] / first["collect"]["peak_mib"], 3),
+        "speed_of_bare_duckdb": round(
+            last["collect"]["rows_per_second"] / last["duckdb"]["rows_per_second"], 3
+        ),
+        "fit_read_of_token_columns": round(
+            last["fit_to_first_step"]["read_mib"] / last["token_columns_mib"], 3
+        ),
+    }
+    click.echo(
+        f"peak memory at {last['rows']} rows: {summary['peak_memory_ratio']} times that at {first['rows']}; "
+        f"collect runs at {summary['speed_of_bare_duckdb']} of bare DuckDB's speed"
+    )
+    if output:
+        machine = {
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps({"machine": machine, "sizes": results, **summary}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`rec collect`: logs into a dataset."""
+
+from typing import Any
+
+import click
+
+from cli.options import command, json_option, key_value, text_or_file
+from cli.output import show
+from cli.progress import progress
+
+
+@command
+@click.argument("sources", nargs=-1, required=True)
+@click.option("--into", required=True, metavar="DATASET", help="The dataset; it is made if there is none.")
+@click.option(
+    "--format", default="auto", show_default=True, help="Format of the logs; `rec formats` lists them."
+)
+@click.option(
+    "--select", metavar="SQL|FILE.sql", help="One SELECT over `source` whose columns are dataset columns."
+)
+@click.option(
+    "--map", "mapping", metavar="COLUMN=SQL", multiple=True, help="One column as an expression; repeatable."
+)
+@click.option(
+    "--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="Reward of a row, where the log holds none."
+)
+@click.option(
+    "--policy", metavar="NAME", help="Policy that sampled the responses, where the log does not say."
+)
+@click.option("--policy-version", type=int, metavar="N", help="Its version, where the log does not say.")
+@click.option(
+    "--run",
+    metavar="NAME",
+    help="Run that the log belongs to: its ids and group keys are apart from others'.",
+)
+@click.option(
+    "--holdout", type=float, metavar="SHARE", help="Share of prompts never trained on; for a new dataset."
+)
+@click.option("--dry-run", is_flag=True, help="Read and count, write nothing.")
+@click.option("--strict", is_flag=True, help="Write nothing unless every row can be used.")
+@json_option
+def collect(
+    sources: tuple[str, ...],
+    into: str,
+    select: str | None,
+    mapping: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Read logs into a dataset.
+
+    \b
+        rec collect logs/*.jsonl.gz --into DATASET --policy my-model --policy-version 3
+        rec collect log.parquet --into DATASET --map reward="score / 10" --map response=answer
+        rec collect log.jsonl --into DATASET --select query.sql
+
+    SOURCES are files, folders, globs, URLs, or - for stdin. What was collected before is not collected again.
+    A row that cannot be used is kept with its reason:
+    rec sql DATASET "SELECT reason, count(*) FROM rejects GROUP BY ALL"
+    """
+    import data_tools
+
+    with progress("collecting") as bar:
+        report = data_tools.collect(
+            sources,
+            into,
+            select=text_or_file(select, ".sql"),
+            map=dict(key_value(text, "--map") for text in mapping),
+            progress=bar,
+            **options,
+        )
+    if as_json:
+        show(report.to_dict(), as_json)
+    else:
+        click.echo("\n".join(report.lines()))

@@ -1,0 +1,133 @@
+"""`rec fit`: improve a policy on a dataset."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import click
+
+from cli.options import F, command, json_option
+from cli.output import show
+from cli.progress import Bar, progress
+from offline_rec.config import FitConfig, Sql, fit_config, to_yaml
+
+if TYPE_CHECKING:
+    from offline_rec.fit import FitResult
+
+FLAGS = (
+    *("model", "out", "algorithm", "where", "group_by", "baseline", "scale", "drop", "weight", "keep"),
+    *("anchor", "reference", "kl_coef", "retokenise", "steps", "epochs", "groups_per_step", "lr", "seed"),
+    *("eval_every", "save_every", "max_kl", "min_ess", "device"),
+)
+"""Fields of the configuration that have a flag of their own; --set reaches all."""
+
+
+def settings(names: tuple[str, ...]) -> Callable[[F], F]:
+    """A flag for each field of the configuration, described by the field itself."""
+
+    def decorate(function: F) -> F:
+        for name in reversed(names):
+            field = FitConfig.model_fields[name]
+            switch = field.annotation is bool
+            function = click.option(
+                "--" + name.replace("_", "-"),
+                name,
+                help=field.description,
+                is_flag=switch,
+                default=None,
+                metavar=None if switch else _metavar(field.annotation),
+            )(function)
+        return function
+
+    return decorate
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"[{'|'.join(get_args(annotation))}]"
+    parts = {annotation, *get_args(annotation)}
+    return "NUMBER" if parts & {int, float} else "SQL" if Sql in parts else "TEXT"
+
+
+@command
+@click.argument("dataset", metavar="[DATASET]", required=False)
+@settings(FLAGS)
+@click.option("--config", "file", metavar="FILE", help="YAML file with any fields of the configuration.")
+@click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Any field, on top of the file; repeatable.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of --out.")
+@click.option(
+    "--explain", is_flag=True, help="Print the shaping statement and what it selects; train nothing."
+)
+@click.option("--print-config", is_flag=True, help="Print the resolved configuration as YAML; train nothing.")
+@json_option
+def fit(
+    file: str | None,
+    overrides: tuple[str, ...],
+    *,
+    resume: bool,
+    explain: bool,
+    print_config: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Improve a policy on the groups of a dataset.
+
+    \b
+        rec fit DATASET --model MODEL --out RUN --algorithm rec-oneside-nois --epochs 2
+        rec fit DATASET --model MODEL --out RUN --weight "red_weight(1)" --explain
+        rec fit DATASET --model MODEL --out RUN --resume
+        rec fit --config fit.yaml --set lr=1e-5 --set objective.epsilon_high=2
+
+    The result is a plain model directory, RUN/model. `rec sql RUN "SELECT * FROM metrics"` shows how it went.
+    """
+    given = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    config = fit_config(file, overrides=[*overrides, *given])
+    if print_config:
+        click.echo(to_yaml(config), nl=False)
+    elif explain:
+        from offline_rec.explain import explain as explained
+
+        found = explained(config)
+        show(found.facts(), as_json) if as_json else click.echo(found.text())
+    else:
+        from offline_rec.fit import fit as run  # torch loads here, not for --help or --explain
+
+        with progress("fit") as bar:
+            result = run(config, resume=resume, progress=partial(_tell, bar))
+        show(_facts(result), as_json)
+
+
+NUMBERS = {
+    "loss": "loss",
+    "ratio_mean": "ratio",
+    "kept_share": "kept",
+    "ess_response": "ess",
+    "kl_k3": "kl",
+}
+"""Fields of a record of metrics.jsonl that stand beside the bar, and their short names there."""
+
+
+def _tell(bar: Bar, event: dict[str, Any]) -> None:
+    if event["event"] == "note":
+        bar.note(event["text"])
+    elif event["event"] == "stage":
+        bar.stage(event["stage"], event["done"], event["total"])
+    else:
+        shown = {short: event[name] for name, short in NUMBERS.items() if event.get(name) is not None}
+        rate = event.get("timing", {}).get("tokens_per_second")
+        bar.stage("fit", event["step"], event["total"])
+        bar(event["step"], event["total"], shown | ({"tokens/s": rate} if rate else {}))
+
+
+def _facts(result: "FitResult") -> dict[str, Any]:
+    """What a fit came to, without what its notes said already."""
+    facts = {field.name: getattr(result, field.name) for field in fields(result)}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in facts.items()}

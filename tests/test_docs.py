@@ -1,0 +1,106 @@
+"""The documentation, held to the code: its commands run, its links lead somewhere, its map is whole."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import COMMANDS, rec
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^>]+ -->\n+)?^```(?P<language>bash|console|python)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
+INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.M)  # what runs this test is installed already
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    skipped: bool
+
+    def command(self) -> list[str]:
+        if self.language == "python":
+            return [sys.executable, "-c", self.text]
+        text = self.text
+        if self.language == "console":
+            text = "\n".join(line[2:] for line in text.splitlines() if line.startswith(("$ ", "> ")))
+        return ["bash", "-euo", "pipefail", "-c", INSTALL.sub("", text)]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, m.start("text")), m["language"], m["text"], bool(m["skip"]))
+        for m in BLOCK.finditer(text)
+    ]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """One folder for all pages, so that a page may build on what the README made."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_runs_as_printed(page, workspace):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in blocks(page):
+        if block.skipped:
+            continue
+        done = subprocess.run(
+            block.command(),
+            cwd=workspace,
+            env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+        assert done.returncode == 0, f"{page.name}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+def test_few_blocks_are_left_out():
+    every = [block for page in PAGES for block in blocks(page)]
+    assert every
+    assert sum(block.skipped for block in every) <= len(every) // 4
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_readme_maps_every_source_file_and_no_other():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    mapped = set(re.findall(r"^(?:\| )?`((?:cli|offline_rec|data_tools)/[\w/]+\.py)`", text, re.M))
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("cli", "offline_rec", "data_tools")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert mapped == sources
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_help_with_an_example_and_stands_in_the_documentation(name):
+    result = CliRunner().invoke(rec, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert f"rec {name}" in result.output.split("Options:")[0].split("\n", 1)[1]
+    assert any(f"rec {name}" in page.read_text(encoding="utf-8") for page in PAGES)
