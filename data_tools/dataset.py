@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,12 +23,14 @@ from data_tools.swaps import live_batches
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from data_tools.collecting import CollectReport
     from data_tools.compaction import CompactReport
     from data_tools.deletion import DeleteReport
     from data_tools.later_rewards import RewardReport, RewardWriter
-    from data_tools.logs import Log
+    from data_tools.shaping import Shaping
 
 HOLDOUT = 0.1
 """Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
@@ -138,11 +141,23 @@ class Dataset(Queryable):
 
         return RewardWriter(self.storage, source)
 
-    def add_rewards(self, log: "Log", **options: Any) -> "RewardReport":
+    def add_rewards(self, file: str, **options: Any) -> "RewardReport":
         """Append the rewards of a file (later_rewards.add_rewards)."""
         from data_tools.later_rewards import add_rewards
 
-        return add_rewards(self, log, **options)
+        return add_rewards(self, file, **options)
+
+    def collect(self, sources: Sequence[str], **options: Any) -> "CollectReport":
+        """Append what logs hold (collecting.collect)."""
+        from data_tools.collecting import collect
+
+        return collect(sources, self, **options)
+
+    def shape(self, shaping: "Shaping", **options: Any) -> "pa.RecordBatchReader":
+        """Stream the shaped rows, each with its advantage and weight (shaping.shape)."""
+        from data_tools.shaping import shape
+
+        return shape(self, shaping, **options)
 
     def delete(self, where: str, *, dry_run: bool = False) -> "DeleteReport":
         """Erase the rows where an SQL condition holds from every file (deletion.delete)."""

@@ -1,5 +1,6 @@
 """Rewards that arrive after the responses: appended, never overwritten; the latest per response counts."""
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -13,15 +14,16 @@ from data_tools.batches import fresh_name
 from data_tools.connection import open_duckdb
 from data_tools.errors import ConfigError, DataError
 from data_tools.guard import check_expression
+from data_tools.logs import Log
 from data_tools.parquet_writer import ParquetFileWriter
 from data_tools.schema import REWARDS
+from data_tools.sources import expand
 from data_tools.sql_errors import sql_errors
 from data_tools.storage import Storage
 from data_tools.views import identifier, literal
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
-    from data_tools.logs import Log
 
 _FILES = "give a CSV, JSON, JSONL or Parquet file with one row a reward"
 
@@ -96,7 +98,7 @@ class RewardWriter:
 
 def add_rewards(
     dataset: "Dataset",
-    log: "Log",
+    file: str,
     *,
     id_column: str = "response_id",
     value_column: str = "reward",
@@ -104,30 +106,37 @@ def add_rewards(
     source: str | None = None,
     nulls_retract: bool = False,
 ) -> RewardReport:
-    """Append the rewards of a file (CSV, JSON, JSONL or Parquet), matched by `id_column` = `on`.
+    """Append the rewards of a file (CSV, JSON, JSONL or Parquet; a path, a URL or `-`), matched by id.
 
-    `on` is an expression over `rollouts`, such as `extra->>'request_id'`; an id that names several rows
-    rewards them all. Of several rewards for an id the last in the file counts. An empty value is skipped, or,
-    with `nulls_retract`, takes the earlier reward back.
+    `on` is what the ids of the file stand for, an expression over `rollouts` such as `extra->>'request_id'`;
+    an id that names several rows rewards them all. Of several rewards for an id the last in the file counts.
+    An empty value is skipped, or, with `nulls_retract`, takes the earlier reward back. `source` says who
+    judged: the file.
     """
-    check_expression(on, "the key of the rows")
-    with (
-        log.local_file() as path,
-        dataset.connect() as con,
-        RewardWriter(dataset.storage, source or log.name) as writer,
-    ):
+    check_expression(on, "the id of the rows")
+    with contextlib.ExitStack() as stack:
+        log = _only_log(file, stack)
+        path = stack.enter_context(log.local_file())
+        con = stack.enter_context(dataset.connect())
+        writer = stack.enter_context(RewardWriter(dataset.storage, source or log.name))
         _read(con, log, path, columns=(id_column, value_column))
-        with sql_errors("the key of the rows"):
+        with sql_errors("the id of the rows"):
             report = _match(con, on, nulls_retract=nulls_retract)
-        matched = con.sql("SELECT response_id, reward FROM _matched ORDER BY row")
-        for batch in matched.to_arrow_reader(65_536):
+        for batch in con.sql("SELECT response_id, reward FROM _matched ORDER BY row").to_arrow_reader(65_536):
             writer.write(batch)
         writer.commit()
         report.rows = writer.rows
     return report
 
 
-def _read(con: duckdb.DuckDBPyConnection, log: "Log", path: str, *, columns: tuple[str, str]) -> None:
+def _only_log(file: str, stack: contextlib.ExitStack) -> Log:
+    found = expand([file], stack)
+    if len(found) != 1:
+        raise ConfigError(f"{file} is {len(found)} files, not one", "name one file of rewards")
+    return found[0].log
+
+
+def _read(con: duckdb.DuckDBPyConnection, log: Log, path: str, *, columns: tuple[str, str]) -> None:
     """Copy the two columns of the file as text into the table _given (row, id, value)."""
     with open_duckdb() as outside:  # `con` can read nothing but the dataset
         try:
@@ -144,7 +153,7 @@ def _read(con: duckdb.DuckDBPyConnection, log: "Log", path: str, *, columns: tup
             raise DataError(f"{log.name}: {str(error).splitlines()[0]}", _FILES) from error
 
 
-def _source(outside: duckdb.DuckDBPyConnection, log: "Log", path: str, columns: tuple[str, str]) -> str:
+def _source(outside: duckdb.DuckDBPyConnection, log: Log, path: str, columns: tuple[str, str]) -> str:
     """Return the SELECT of (id, value) over the file; DataError names a column that it lacks."""
     typed = ", ".join(f"{identifier(column)}: JSON" for column in columns)
     scans = {

@@ -266,8 +266,6 @@ class RemoteStorage(Storage):
         """Upload in one PUT. Stores without a conditional PUT leave `exclusive` a small window."""
         if exclusive and self.exists(name):
             raise FileExistsError(name)
-        with contextlib.suppress(NotImplementedError):  # stores that have no folders
-            self.fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
         self.fs.put_file(staged, self._at(name))
         discard(staged)
 

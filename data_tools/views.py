@@ -1,7 +1,7 @@
 """The SQL text of the views that every statement sees: rollouts, groups, rejects, policies.
 
-A column that a query does not name is not read and costs nothing. Only the later rewards need a join, and only
-where there are any: DuckDB has no lazier way to look a row up in another file.
+A column that a query does not name is not read and costs nothing. Only the later rewards need a join, and
+only where there are any: DuckDB has no lazier way to look a row up in another file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,8 +140,8 @@ GROUPS_VIEW = """CREATE VIEW groups AS SELECT group_id,
     max(policy_version) AS max_policy_version,
     min(split) AS split
 FROM rollouts GROUP BY group_id"""
-"""`zero_variance` is null without a reward; `split` is 'holdout' as soon as one row is. The policies are counted
-in a list: unlike count(DISTINCT), DuckDB drops that where it is not asked for."""
+"""`zero_variance` is null without a reward; `split` is 'holdout' as soon as one row is. The policies are
+counted in a list: unlike count(DISTINCT), DuckDB drops that where it is not asked for."""
 
 
 def rejects_view(files: Sequence[str]) -> str:
