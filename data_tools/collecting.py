@@ -1,6 +1,7 @@
 """Collect: logs into a dataset, every record counted once, in constant memory, with one atomic commit."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -72,7 +73,8 @@ def collect(
         dataset = _dataset(into, holdout, dry_run=dry_run)
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
-        collecting = _Collecting(ledger, writer, settings, report, strict=strict, tick=progress)
+        background = stack.enter_context(ThreadPoolExecutor(1))
+        collecting = _Collecting(ledger, writer, settings, report, strict, progress, background)
         for log, reader in jobs:
             collecting.read(log, reader, run)
         collecting.settle(dataset)
@@ -166,6 +168,8 @@ class _Collecting:
     report: CollectReport
     strict: bool
     tick: Tick | None
+    background: ThreadPoolExecutor
+    stored: "Future[None] | None" = None
     rows_read: int = 0
 
     def read(self, log: Log, reader: Reader, run: str | None) -> None:
@@ -175,12 +179,28 @@ class _Collecting:
         scope = Scope(reader.name, reader.fingerprint(log), log.name, run)
         for chunk in reader.chunks(log):
             done = process(chunk, scope, self.settings)
+            self._store(done)
             self._count(counts, chunk, done)
-            self.ledger.add(len(self.report.logs) - 1, done.rows)
-            if self.writer:
-                self.writer.rollouts(done.rows.table)
             if self.tick:
                 self.tick(self.rows_read)
+
+    def _store(self, done: Processed) -> None:
+        """Write in the background: compression takes no part of the interpreter, parsing takes all of it.
+
+        At most one chunk waits, so memory stays flat.
+        """
+        self.wait()
+        self.stored = self.background.submit(self._write, len(self.report.logs) - 1, done)
+
+    def _write(self, log: int, done: Processed) -> None:
+        self.ledger.add(log, done.rows)
+        if self.writer:
+            self.writer.rollouts(done.rows.table)
+
+    def wait(self) -> None:
+        """Wait for what is being written; raises what went wrong there."""
+        if self.stored is not None:
+            self.stored.result()
 
     def _count(self, counts: LogReport, chunk: Chunk, done: Processed) -> None:
         kept = done.rows.table.num_rows
@@ -201,6 +221,7 @@ class _Collecting:
 
     def settle(self, dataset: "Dataset | None") -> None:
         """Tell draws from duplicates, once all logs are read, and take out what must not stay."""
+        self.wait()
         committed = [dataset.rollout_path(batch) for batch in dataset.batches()] if dataset else []
         self.ledger.settle(committed, erased_files(dataset.storage) if dataset else [])
         for (log, reason), count in self.ledger.counts().items():

@@ -3,7 +3,7 @@
 Only where some value has another type is the column read value by value (coerce.py); both give the same rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -49,12 +49,9 @@ _PYTHON: dict[ColumnKind, set[type]] = {
     "float": {int, float},
     "reward": {int, float},
     "bool": {bool},
-    "ids": {int},
     "logprobs": {int, float, _NONE},
-    "mask": {int},
-    "texts": {str},
 }
-"""Exact types of the values (of the items, for lists) that need no coercion; bool is not int here."""
+"""Exact types of the values (of the items of log-probs) that need no coercion; bool is not int here."""
 
 
 @dataclass(slots=True)
@@ -126,16 +123,31 @@ def _from_python(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     if not types:
         return pa.nulls(len(values), ARROW[kind])
     if pa.types.is_list(ARROW[kind]):
-        items: Iterable[Any] = chain.from_iterable(value for value in values if value is not None)
-        clean = types == {list} and set(map(type, items)) <= _PYTHON[kind]
-    elif kind in ("key", "label") and types == {int}:
+        return _lists(kind, values) if types == {list} else None
+    if kind in ("key", "label") and types == {int}:
         return _text_of_integers(values)
-    else:
-        clean = types <= _PYTHON.get(kind, set())
-    return _array(values, ARROW[kind]) if clean else None
+    return _array(values, ARROW[kind]) if types <= _PYTHON.get(kind, set()) else None
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+def _lists(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
+    """Lists of items of the right type. Items are looked at one by one only where Arrow would not refuse."""
+    if kind in ("ids", "mask"):
+        array = _array(values, None)  # Arrow finds int64 only where every item is an int
+        if array is not None and array.type.value_type == pa.null():
+            return array.cast(ARROW[kind])
+        return array if array is not None and array.type == ARROW[kind] else None
+    array = _array(values, ARROW[kind])
+    if array is None or kind == "texts":
+        return array
+    # Arrow takes True for 1.0, so a column with a 0 or 1 may have been a boolean.
+    items = array.values.to_numpy(zero_copy_only=False)
+    if not ((items == 0.0) | (items == 1.0)).any():
+        return array
+    found = set(map(type, chain.from_iterable(value for value in values if value is not None)))
+    return array if found <= _PYTHON[kind] else None
+
+
+def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array | None:
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):

@@ -47,23 +47,31 @@ class Ragged:
 
     def any(self, marked: Bools) -> Bools:
         """Rows that have a marked item."""
-        return self.sum(marked) > 0
+        found = np.zeros(len(self.present), bool)
+        if marked.any():
+            found[self.rows_of_items()[marked]] = True
+        return found
 
-    def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def sum(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sum over the items of each row, each row on its own (an infinite one spoils no other)."""
-        if values.dtype == bool:
-            total = np.concatenate([[0], np.cumsum(values)])
-            return np.asarray(total[self.bounds[1:]] - total[self.bounds[:-1]])
-        return np.bincount(self.rows_of_items(), weights=values, minlength=len(self.present))
+        totals = np.zeros(len(self.present))
+        filled = self.lengths > 0
+        if filled.any():
+            totals[filled] = np.add.reduceat(values, self.bounds[:-1][filled])
+        return totals
 
     def only(self, kept: Bools) -> "Ragged":
         """The same rows, without a list where `kept` is false."""
+        if kept[self.present].all():
+            return self
         stay = np.repeat(kept, self.lengths)
         lengths = np.where(kept, self.lengths, 0)
         return Ragged(self.items[stay], self.absent[stay], _bounds(lengths), self.present & kept)
 
     def cut(self, first: Integers, last: Integers) -> "Ragged":
         """The same rows, each list cut to its items first[r]..last[r] (exclusive)."""
+        if not first.any() and (last >= self.lengths).all():
+            return self
         place = np.arange(len(self.items)) - np.repeat(self.bounds[:-1], self.lengths)
         stay = (place >= np.repeat(first, self.lengths)) & (place < np.repeat(last, self.lengths))
         lengths = np.clip(np.minimum(last, self.lengths) - first, 0, None)

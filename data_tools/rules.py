@@ -182,17 +182,22 @@ def _logprobs(rows: _Rows, ids: Ragged) -> Ragged:
 
 
 def _values_of_logprobs(rows: _Rows, given: Ragged) -> Ragged:
-    values = given.items.astype(np.float64)
+    values = given.items
+    with np.errstate(invalid="ignore"):
+        fine = ~given.absent & (values <= 0) & (values > FLOOR)
+    if fine.all():
+        return given
     with np.errstate(invalid="ignore"):
         positive = ~given.absent & (values > ROUNDING)
         rounded = ~given.absent & (values > 0) & (values <= ROUNDING)
-        missing = given.absent | ~np.isfinite(values) | (values <= FLOOR)
+    missing = ~fine & ~rounded
+    values = values.copy()
     rows.flag("missing_logprobs", given.any(missing & ~positive))
     rows.flag("positive_logprobs", given.any(positive))
     rows.note("logprob_rounded", given.any(rounded))
     values[rounded] = 0.0
-    values[missing | positive] = 0.0  # under a null
-    return Ragged(values, missing | positive, given.bounds, given.present)
+    values[missing] = 0.0  # under a null
+    return Ragged(values, missing, given.bounds, given.present)
 
 
 def _tail_is_surplus(rows: _Rows, given: Ragged, ids: Ragged, asked: Bools) -> Bools:
@@ -278,6 +283,8 @@ def _behavior_logprob(rows: _Rows, ids: Ragged, logprobs: Ragged, mask: Ragged, 
 def _items_of_mask(logprobs: Ragged, mask: Ragged) -> Bools:
     """Which log-probs the mask counts: all where there is no mask."""
     counted = np.ones(len(logprobs.items), bool)
+    if not mask.present.any():
+        return counted
     fits = mask.present & (mask.lengths == logprobs.lengths)
     counted[np.repeat(fits, logprobs.lengths)] = mask.items[np.repeat(fits, mask.lengths)] == 1
     return counted

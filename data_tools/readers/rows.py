@@ -133,7 +133,10 @@ def _split_conversations(columns: dict[str, Any], prompt_names: list[str]) -> No
 def _note_duplicate_keys(block: Block, found: dict[str, list[str]]) -> None:
     """Parsers keep the last of two equal keys without a word; that must be told of a reward written twice."""
     marks = [f'"{name}"'.encode() for column in _DUPLICATES_MATTER for name in found.get(column, [])]
-    for raw in block.raws:
+    for raw, record in zip(block.raws, block.records, strict=False):  # only lines have raws
+        # A flat line has as many of these marks as fields, so that most lines are searched only once.
+        if raw.count(b'":') == len(record):
+            continue
         if any(raw.count(mark) > 1 for mark in marks) and _has_duplicate_key(raw):
             block.notes["duplicate_key"] += 1
 
