@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from data_tools.errors import DataError
+from offline_rec.fingerprint import same_vocabulary
 from offline_rec.rows import RowStore
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def check_engine_ids(
 ) -> list[str]:
     """Raise DataError unless the engine ids of the rows `where` belong to `tokenizer` of fingerprint `key`.
 
-    Returns a note for each policy whose tokenizer is unknown and whose sampled rows all agree.
+    Returns a note for each policy whose tokenizer is unknown and whose sampled rows all agree, or whose
+    chat template is another one.
     """
     condition = f"n_tokens IS NOT NULL AND ({where or 'true'})"
     logged = ds.sql(
@@ -37,6 +39,9 @@ def check_engine_ids(
         card = cards.get(policy)
         known = None if card is None else card.tokenizer
         if known == key:
+            continue
+        if known is not None and same_vocabulary(known, key):
+            notes.append(f"{_named(policy)} used another chat template; its ids are used as logged")
             continue
         if known is not None:
             raise DataError(

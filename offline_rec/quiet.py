@@ -15,14 +15,20 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from transformers.utils import logging as transformers_logging
-
-            bars = transformers_logging.is_progress_bar_enabled()
-            transformers_logging.disable_progress_bar()
-            try:
+            with _without_bars():
                 yield
-            finally:
-                if bars:
-                    transformers_logging.enable_progress_bar()
     finally:
         logging.disable(disabled)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -19,6 +19,7 @@ from offline_rec.ragged import IntArray, Ragged, micro_batches
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
+    from data_tools.sidecars import SidecarKind
 
 __all__ = ["Ragged", "RowStore", "Rows", "micro_batches", "ratio_temperature"]
 
@@ -191,7 +192,7 @@ class _Sidecar:
     """Columns of one sidecar of the dataset; rows of batches that it does not have yet are null."""
 
     def __init__(
-        self, ds: "Dataset", kind: str, key: str | None, columns: list[str], *, cache_bytes: int
+        self, ds: "Dataset", kind: "SidecarKind", key: str | None, columns: list[str], *, cache_bytes: int
     ) -> None:
         self.key = key
         self._columns = columns

@@ -197,7 +197,7 @@ def _scored(run: RunData, tokens: TokenPlan, model: str | Policy, stage: str) ->
         run.ds,
         policy,
         where=run.plan.row_filter,
-        retokenise=tokens.retokenise,
+        tokens=tokens,
         token_budget=run.config.tokens_per_micro_batch,
         progress=run.ticks(stage),
     )

@@ -6,21 +6,22 @@ pieces of a batch survive a kill, and become its file once all of it is there.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, DataError
+from offline_rec.fingerprint import fingerprint, same_vocabulary
 from offline_rec.policy import Policy
 from offline_rec.ragged import IntArray, Ragged, micro_batches, offsets_of
 from offline_rec.rows import Rows, RowStore
 from offline_rec.score_files import Piece, ScoreFiles
-from offline_rec.tokens import prepare
+from offline_rec.tokens import TokenPlan, prepare
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
@@ -55,6 +56,10 @@ class ScoreReport:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
+    def facts(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self) | {"skipped": dict(self.skipped)}
+
 
 def score(
     ds: "Dataset",
@@ -62,20 +67,28 @@ def score(
     *,
     where: str | None = None,
     retokenise: bool = False,
+    tokens: TokenPlan | None = None,
     token_budget: int = TOKEN_BUDGET,
     progress: Progress | None = None,
 ) -> ScoreReport:
     """Score the rows `where` (an SQL condition over `rollouts`; all by default) at their ratio temperatures.
 
-    `token_budget` bounds the padded tokens of one forward pass. Raises DataError if the model does not load
-    or the rows' engine ids belong to another tokenizer, unless `retokenise` makes ids from the text.
+    Rows without engine ids (under `retokenise` all) get those of the model's own tokenizer, unless `tokens`
+    says which to use. `token_budget` bounds the padded tokens of one forward pass. Raises DataError if the
+    model does not load, or if ids belong to another tokenizer.
     """
     if token_budget < 1:
         raise ConfigError(f"token_budget must be at least 1, got {token_budget}", "16384 is the default")
     policy = model if isinstance(model, Policy) else Policy.load(model)
-    plan = prepare(ds, policy.tokenizer, retokenise=retokenise, where=where)
-    report = ScoreReport(score_key(policy, retokenise=retokenise), notes=plan.notes)
-    store = RowStore(ds, tokens_key=plan.key, retokenise=retokenise)
+    own = fingerprint(policy.tokenizer)
+    plan = tokens or prepare(ds, policy.tokenizer, retokenise=retokenise, where=where)
+    if not same_vocabulary(plan.key, own):
+        raise DataError(
+            f"the model to score has another tokenizer ({own[:8]}...) than the token ids ({plan.key[:8]}...)",
+            "use a model with the same tokenizer",
+        )
+    report = ScoreReport(score_key(policy, plan), notes=[] if tokens else plan.notes)
+    store = RowStore(ds, tokens_key=plan.key, retokenise=plan.retokenise)
     files = ScoreFiles(ds, report.key)
     scorer = _Scorer(policy, store, files, token_budget)
     total = _count(ds, where)
@@ -88,9 +101,10 @@ def score(
     return report
 
 
-def score_key(policy: Policy, *, retokenise: bool = False) -> str:
-    """The name of the sidecar of a policy's scores; those of ids made from text have their own."""
-    return policy.fingerprint() + ("-retokenised" if retokenise else "")
+def score_key(policy: Policy, plan: TokenPlan) -> str:
+    """The sidecar's name: fingerprint of the weights, and of the ids unless they are the policy's own."""
+    other = "" if plan.key == fingerprint(policy.tokenizer) else f"-{plan.key}"
+    return policy.fingerprint() + other + ("-retokenised" if plan.retokenise else "")
 
 
 class _Scorer:

@@ -31,6 +31,10 @@ Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
 
 
+def _silent(done: int, total: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class TokenPlan:
     """Which ids a run trains on: what `RowStore` needs, and what the user should know.
@@ -53,7 +57,7 @@ def prepare(
     retokenise: bool = False,
     where: str | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = _silent,
 ) -> TokenPlan:
     """Check the engine ids of the rows `where`, and make ids of the batches that need them and lack them.
 
@@ -64,19 +68,7 @@ def prepare(
     key = fingerprint(tokenizer)
     notes = [] if retokenise else check_engine_ids(ds, tokenizer, key, where=where, seed=seed)
     missing = [name for name in ds.sidecar("tokens", key).missing() if retokenise or _lacks_ids(ds, name)]
-    unusable: Counter[str] = Counter()
-    if missing:
-        encoder = Encoder(tokenizer)
-        total = sum(open_parquet(ds.rollout_path(name)).metadata.num_rows for name in missing)
-        done = 0
-        for name in missing:
-            with ds.sidecar("tokens", key).writer(name) as writer:
-                for table in _encoded(ds, name, encoder, unusable):
-                    writer.write(table)
-                    done += len(table)
-                    if progress is not None:
-                        progress(done, total)
-                writer.commit()
+    unusable = _encode_batches(ds, missing, tokenizer, key, progress) if missing else Counter()
     notes += [f"{count} rows have no ids: {UNUSABLE[reason]}" for reason, count in sorted(unusable.items())]
     return TokenPlan(key, retokenise, notes, unusable)
 
@@ -86,6 +78,24 @@ def _lacks_ids(ds: "Dataset", batch: str) -> bool:
     with open_parquet(ds.rollout_path(batch)) as file:
         lengths = file.iter_batches(columns=["n_prompt_tokens", "n_tokens"])
         return any(column.null_count for part in lengths for column in part.columns)
+
+
+def _encode_batches(
+    ds: "Dataset", batches: list[str], tokenizer: Any, key: str, progress: Progress
+) -> Counter[str]:
+    """Write the ids of some batches; returns how many rows have none, by reason."""
+    encoder = Encoder(tokenizer)
+    unusable: Counter[str] = Counter()
+    total = sum(open_parquet(ds.rollout_path(name)).metadata.num_rows for name in batches)
+    done = 0
+    for name in batches:
+        with ds.sidecar("tokens", key).writer(name) as writer:
+            for table in _encoded(ds, name, encoder, unusable):
+                writer.write(table)
+                done += len(table)
+                progress(done, total)
+            writer.commit()
+    return unusable
 
 
 def _encoded(ds: "Dataset", batch: str, encoder: Encoder, unusable: Counter[str]) -> Iterator[pa.Table]:

@@ -3,7 +3,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from offline_rec.fingerprint import fingerprint
+from offline_rec.fingerprint import fingerprint, same_vocabulary
 from tests import tiny
 from tests.offline_rec.test_encoding import chatml, with_bos
 
@@ -44,6 +44,13 @@ def test_whatever_changes_ids_changes_the_fingerprint() -> None:
         fingerprint(with_bos()),
     ]
     assert len({same, *others}) == 1 + len(others)
+
+
+def test_a_chat_template_does_not_change_what_ids_mean() -> None:
+    other = tiny.tokenizer()
+    other.chat_template = "{{ messages }}"
+    assert same_vocabulary(fingerprint(tiny.tokenizer()), fingerprint(other))
+    assert not same_vocabulary(fingerprint(tiny.tokenizer()), fingerprint(chatml()))
 
 
 def test_merges_that_the_vocabulary_hides_change_the_fingerprint() -> None:

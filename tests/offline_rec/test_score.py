@@ -10,7 +10,8 @@ from data_tools.errors import ConfigError, DataError
 from offline_rec import score as scoring
 from offline_rec.policy import Policy
 from offline_rec.rows import RowStore
-from offline_rec.score import score, score_key
+from offline_rec.score import score
+from offline_rec.tokens import prepare
 from tests import tiny
 from tests.offline_rec.test_tokens import dataset, engine_row, ids, text_row
 
@@ -48,7 +49,7 @@ def test_every_row_gets_the_logprobs_of_the_policy_at_its_temperature(tmp_path: 
     report = score(ds, policy, token_budget=40, progress=lambda done, total: seen.append((done, total)))
     assert (report.rows, report.scored, report.kept, report.skipped) == (13, 13, 0, {})
     assert seen == [(9, 13), (13, 13)]
-    assert report.key == score_key(policy) == policy.fingerprint()
+    assert report.key == policy.fingerprint()
     for batch, count in ((0, 9), (1, 4)):
         columns = table(ds, report.key, batch)
         assert columns["temperature"] == [0.5 + (n + 9 * batch) % 2 for n in range(count)]
@@ -100,7 +101,7 @@ def test_finished_pieces_survive_a_kill(tmp_path: Path, policy: Policy, monkeypa
 
     with pytest.raises(KeyboardInterrupt):
         score(ds, policy, progress=die)
-    key = score_key(policy)
+    key = policy.fingerprint()
     assert ds.sidecar("logprobs", key).missing() == ds.batches()
     assert ds.sql("SELECT count(*) FROM rollouts").column(0).to_pylist() == [12]
 
@@ -116,14 +117,8 @@ def test_finished_pieces_survive_a_kill(tmp_path: Path, policy: Policy, monkeypa
 
 def test_pieces_of_batches_that_are_gone_are_swept(tmp_path: Path, policy: Policy, monkeypatch: Any) -> None:
     ds = dataset(tmp_path / "ds", varied(0, 2))
-    stray = (
-        tmp_path
-        / "ds"
-        / "logprobs"
-        / score_key(policy)
-        / "_pieces"
-        / "gone.000000000000-000000000001.parquet"
-    )
+    folder = tmp_path / "ds" / "logprobs" / policy.fingerprint() / "_pieces"
+    stray = folder / "gone.000000000000-000000000001.parquet"
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"")
     score(ds, policy)
@@ -175,6 +170,21 @@ def test_scores_of_retokenised_rows_are_kept_apart(tmp_path: Path, policy: Polic
     assert text.key == plain.key + "-retokenised"
     assert len(table(ds, plain.key)["logprobs"][0]) == 1
     assert len(table(ds, text.key)["logprobs"][0]) == 2
+
+
+def test_scores_of_anothers_ids_are_kept_apart_and_need_its_vocabulary(
+    tmp_path: Path, policy: Policy
+) -> None:
+    ds = dataset(tmp_path / "ds", [text_row('[{"role": "user", "content": "2+2="}]')])
+    other = tiny.tokenizer()
+    other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    plan = prepare(ds, other)
+    report = score(ds, policy, tokens=plan)
+    assert report.key == f"{policy.fingerprint()}-{plan.key}"
+    assert score(ds, policy).key == policy.fingerprint()
+    assert table(ds, report.key)["logprob"] != table(ds, policy.fingerprint())["logprob"]
+    with pytest.raises(DataError, match="the model to score has another tokenizer"):
+        score(ds, Policy(tiny.model(99), tiny.tokenizer("abc")), tokens=plan)
 
 
 def test_a_model_directory_is_loaded_and_a_bad_filter_is_named(tmp_path: Path) -> None:

@@ -123,6 +123,14 @@ def test_engine_ids_of_another_tokenizer_are_refused_unless_retokenised(tmp_path
     assert np.isnan(rows.behavior.values).all()
 
 
+def test_engine_ids_under_another_chat_template_are_used_with_a_note(tmp_path: Path) -> None:
+    ds = dataset(tmp_path / "ds", [engine_row()])
+    ds.write_policy(PolicyCard(name="p", tokenizer=fingerprint(TOKENIZER)[:16] + "0" * 16))
+    assert prepare(ds, TOKENIZER).notes == [
+        "policy 'p' used another chat template; its ids are used as logged"
+    ]
+
+
 def test_a_filter_leaves_the_policies_out_of_the_check(tmp_path: Path) -> None:
     ds = dataset(tmp_path / "ds", [engine_row(), engine_row(policy="q")])
     ds.write_policy(PolicyCard(name="p", tokenizer="0" * 32))
