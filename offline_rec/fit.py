@@ -50,7 +50,7 @@ def fit(
     """Fit a policy to a dataset; `resume` goes on from the last whole checkpoint, to the same weights.
 
     `progress` is called on rank 0 with a dict an event: {"event": "note", "text"}, {"event": "stage",
-    "stage", "done", "total"} or {"event": "step", "total", ...} with the record of metrics.jsonl. `ConfigError`
+    "stage", "done", "total"} or {"event": "step", "total", ...} with a record of metrics.jsonl. `ConfigError`
     and `DataError` say what is wrong with configuration or data, before anything is written where they can.
     """
     engine = TorchEngine(config.device) if engine is None else engine

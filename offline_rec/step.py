@@ -109,7 +109,8 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
         engine.backward(loss)
         losses.append(loss.detach())
         facts.append(metric.row_facts(seen, terms.kept))
-        finite.append(torch.isfinite(logprobs.detach()).all(1) & torch.isfinite(losses[-1]))
+        known = torch.where(micro.mask != 0, logprobs.detach(), 0.0)
+        finite.append(torch.stack([torch.isfinite(known).all(1), losses[-1].isfinite().expand(len(known))]))
     if whole is not None:
         # Every rank knows the whole step, and only one of them may count it.
         every = objective.metrics(whole.seen, whole.terms, normalizer)
@@ -220,13 +221,15 @@ def _result(
     facts: Sequence[dict[str, Tensor]],
     finite: Sequence[Tensor],
 ) -> StepResult:
+    """`finite`: whether a row's log-probs, and its micro-batch's loss, are finite, [2, B] each."""
     real = len(step.batches)
     order = np.concatenate([*step.batches, np.zeros(0, np.int64)]).astype(np.int64)
     ratio, kept = (_joined([fact[name] for fact in facts[:real]]) for name in ("mean_ratio", "kept_share"))
     bad: list[str] = []
     if not (np.isfinite(norm) and np.isfinite(measured["loss"])):
-        suspects = order[_joined(list(finite[:real])) == 0]
-        bad = [step.rows.response_id[i] for i in (suspects if len(suspects) else order)[:NAMED_ROWS]]
+        suspects = [order[_joined([pair[i] for pair in finite[:real]]) == 0] for i in (0, 1)]
+        named = next((rows for rows in suspects if len(rows)), order)
+        bad = [step.rows.response_id[i] for i in named[:NAMED_ROWS]]
     return StepResult(measured["loss"], norm, measured, order, ratio, kept, bad)
 
 
