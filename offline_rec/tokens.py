@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["TokenPlan", "fingerprint", "prepare"]
 
 TEXT_COLUMNS = ["prompt", "tools", "response", "response_messages", "finish_reason", "flags"]
+LENGTHS = ["n_prompt_tokens", "n_tokens"]
 ENCODED_AT_ONCE = 1024
+UNSTATED_END = "unstated_end"
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -39,15 +41,33 @@ def _silent(done: int, total: int) -> None:
 class TokenPlan:
     """Which ids a run trains on: what `RowStore` needs, and what the user should know.
 
-    `key` is the fingerprint that the tokens sidecar is kept under. `unusable` counts the rows that could
-    not be encoded in this call, by a reason of `encoding.UNUSABLE`; such rows have length -1 in
-    `RowStore.lengths`.
+    `key` is the fingerprint that the tokens sidecar is kept under. `counts` is about the rows that were
+    encoded in this call: how many have no ids, by a reason of `encoding.UNUSABLE` (their length in
+    `RowStore.lengths` is -1), and under `UNSTATED_END` how many count as complete without saying so.
     """
 
     key: str
     retokenise: bool
     notes: list[str] = field(default_factory=list)
-    unusable: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def count(self, row: TextRow, result: Encoded | str) -> None:
+        """Take note of what became of a row."""
+        if isinstance(result, str):
+            self.counts[result] += 1
+        elif row.finish_reason is None and row.ended:
+            self.counts[UNSTATED_END] += 1
+
+    def findings(self) -> list[str]:
+        """The counts in words."""
+        said = [
+            f"{n} rows have no ids: {UNUSABLE[why]}"
+            for why, n in sorted(self.counts.items())
+            if why in UNUSABLE
+        ]
+        if self.counts[UNSTATED_END]:
+            said.append(f"{self.counts[UNSTATED_END]} texts give no finish reason; they count as complete")
+        return said
 
 
 def prepare(
@@ -68,43 +88,50 @@ def prepare(
     key = fingerprint(tokenizer)
     notes = [] if retokenise else check_engine_ids(ds, tokenizer, key, where=where, seed=seed)
     missing = [name for name in ds.sidecar("tokens", key).missing() if retokenise or _lacks_ids(ds, name)]
-    unusable = _encode_batches(ds, missing, tokenizer, key, progress) if missing else Counter()
-    notes += [f"{count} rows have no ids: {UNUSABLE[reason]}" for reason, count in sorted(unusable.items())]
-    return TokenPlan(key, retokenise, notes, unusable)
+    plan = TokenPlan(key, retokenise, notes)
+    if missing:
+        _encode_batches(ds, missing, Encoder(tokenizer), plan, progress)
+    plan.notes.extend(plan.findings())
+    return plan
 
 
 def _lacks_ids(ds: "Dataset", batch: str) -> bool:
     """Whether some row of a batch has no engine ids of its prompt or response."""
     with open_parquet(ds.rollout_path(batch)) as file:
-        lengths = file.iter_batches(columns=["n_prompt_tokens", "n_tokens"])
+        lengths = file.iter_batches(columns=LENGTHS)
         return any(column.null_count for part in lengths for column in part.columns)
 
 
 def _encode_batches(
-    ds: "Dataset", batches: list[str], tokenizer: Any, key: str, progress: Progress
-) -> Counter[str]:
-    """Write the ids of some batches; returns how many rows have none, by reason."""
-    encoder = Encoder(tokenizer)
-    unusable: Counter[str] = Counter()
+    ds: "Dataset", batches: list[str], encoder: Encoder, plan: TokenPlan, progress: Progress
+) -> None:
+    """Write the ids of some batches; what they met with goes into the plan."""
+    sidecar = ds.sidecar("tokens", plan.key)
     total = sum(open_parquet(ds.rollout_path(name)).metadata.num_rows for name in batches)
     done = 0
     for name in batches:
-        with ds.sidecar("tokens", key).writer(name) as writer:
-            for table in _encoded(ds, name, encoder, unusable):
-                writer.write(table)
-                done += len(table)
+        with sidecar.writer(name) as writer:
+            for part in _parts(ds, name):
+                writer.write(_encoded(part, encoder, plan))
+                done += part.num_rows
                 progress(done, total)
             writer.commit()
-    return unusable
 
 
-def _encoded(ds: "Dataset", batch: str, encoder: Encoder, unusable: Counter[str]) -> Iterator[pa.Table]:
+def _parts(ds: "Dataset", batch: str) -> Iterator[pa.RecordBatch]:
     with open_parquet(ds.rollout_path(batch)) as file:
-        for part in file.iter_batches(ENCODED_AT_ONCE, columns=["response_id", *TEXT_COLUMNS]):
-            rows = [TextRow(**row) for row in part.select(TEXT_COLUMNS).to_pylist()]
-            encoded = encoder.encode(rows)
-            unusable.update(reason for reason in encoded if isinstance(reason, str))
-            yield _table(part.column("response_id"), encoded)
+        yield from file.iter_batches(ENCODED_AT_ONCE, columns=["response_id", *TEXT_COLUMNS, *LENGTHS])
+
+
+def _encoded(part: pa.RecordBatch, encoder: Encoder, plan: TokenPlan) -> pa.Table:
+    rows = [TextRow(**row) for row in part.select(TEXT_COLUMNS).to_pylist()]
+    encoded = encoder.encode(rows)
+    lacking = pc.or_(*(pc.is_null(part.column(name)) for name in LENGTHS)).to_pylist()
+    for row, result, lacks in zip(rows, encoded, lacking, strict=True):
+        # Ids of a row that has the engine's are made too, for later; what is said is about those that count.
+        if lacks or plan.retokenise:
+            plan.count(row, result)
+    return _table(part.column("response_id"), encoded)
 
 
 def _table(names: pa.Array, encoded: list[Encoded | str]) -> pa.Table:

@@ -90,13 +90,20 @@ def test_rows_that_cannot_be_encoded_are_counted_and_have_no_length(tmp_path: Pa
     image = '[{"role": "user", "content": [{"type": "image_url"}]}]'
     ds = dataset(tmp_path / "ds", [text_row(), text_row(image)])
     plan = prepare(ds, TOKENIZER)
-    assert plan.unusable == {"multimodal": 1}
+    assert plan.counts["multimodal"] == 1
     assert plan.notes == ["1 rows have no ids: a message holds parts that are no text"]
     lengths = RowStore(ds, tokens_key=plan.key).lengths(ds.batches() * 2, np.arange(2))
     assert [n.tolist() for n in lengths] == [[4, -1], [2, -1]]
     sidecar = pq.read_table(ds.sidecar("tokens", plan.key).path(ds.batches()[0]))
     assert sidecar.column("response_id").to_pylist() == ["r0", "r1"]
     assert sidecar.column("response_ids").to_pylist()[1] is None
+
+
+def test_only_rows_whose_ids_are_made_from_text_are_spoken_of(tmp_path: Path) -> None:
+    unstated = text_row() | {"finish_reason": None}
+    ds = dataset(tmp_path / "ds", [engine_row() | {"response": None}, unstated, text_row(), unstated])
+    notes = prepare(ds, TOKENIZER).notes[1:]
+    assert notes == ["2 texts give no finish reason; they count as complete"]
 
 
 def test_engine_ids_of_the_same_tokenizer_are_used_without_a_note(tmp_path: Path) -> None:
