@@ -1,0 +1,1 @@
+"""The whole story on an embedded tiny policy: see `story.run`."""
