@@ -139,7 +139,8 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 def _operand(weight: Tensor, hidden: Tensor) -> Tensor:
     """The head as a factor of products with hidden states: their values, and room for results in float32."""
     rounded = weight.to(hidden.dtype)
-    return rounded if hidden.is_cuda else rounded.to(_precise(hidden.dtype))
+    sums_halves = hidden.is_cuda and torch.version.hip is None
+    return rounded if sums_halves else rounded.to(_precise(hidden.dtype))
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ragged", "RowStore", "Rows", "micro_batches", "ratio_temperature"]
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES = 512 << 20
+"""Room for the eight row groups, of at most 64 MiB each, among which training shuffles by default."""
+
 FACTS = ["response_id", "temperature", "logprob_kind"]
 IDS = ["prompt_ids", "response_ids", "loss_mask"]
 LENGTHS = ["n_prompt_tokens", "n_tokens"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from offline_rec import logprobs
 from offline_rec.logprobs import Head, token_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 37
@@ -153,6 +154,7 @@ def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
 PEAK = """
 import resource, sys, torch
 sys.path.insert(0, {path!r})
+from offline_rec import logprobs
 from offline_rec.logprobs import Head, token_logprobs
 torch.set_num_threads(1)
 tokens, hidden, vocabulary, chunk = {tokens}, 16, 16_384, 64
@@ -171,3 +173,19 @@ def test_peak_memory_does_not_grow_with_the_number_of_tokens() -> None:
     script = PEAK.format(path=str(Path(__file__).parents[2]), tokens=tokens)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 32 * 1024  # KiB
+
+
+def test_products_of_halves_that_sum_in_float32_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does, in slices of the vocabulary, with its product of halves put in by hand."""
+    monkeypatch.setattr(logprobs, "_operand", lambda weight, hidden: weight.to(hidden.dtype))
+    monkeypatch.setattr(logprobs.torch, "mm", lambda a, b, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
+    monkeypatch.setattr(logprobs, "SLICE_ROWS", 10)
+    given = inputs(torch.bfloat16)
+    exact = {
+        k: v.double().detach().requires_grad_() if v.is_floating_point() else v for k, v in given.items()
+    }
+    fast = values_and_gradients(lambda h, y, head: token_logprobs(h, y, head, chunk=4), given)
+    slow = values_and_gradients(lambda h, y, head: naive(h, y, head, None), exact)
+    torch.testing.assert_close(fast[0].double(), slow[0], rtol=0, atol=1e-5)
+    for ours, reference in zip(fast[1:], slow[1:], strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=2e-2, atol=2e-2)
