@@ -1,5 +1,6 @@
 """Shaping: which rows are learned from, with which advantage and which weight, as one SQL statement."""
 
+from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.columns import COLUMNS
 from data_tools.shaping.explain import Explanation, PolicyMass, explain
 from data_tools.shaping.fields import Shaping, Split
@@ -22,5 +23,6 @@ __all__ = [
     "explain",
     "prepare",
     "shape",
+    "sql_errors_named",
     "validate",
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _MISSING_COLUMN = re.compile(r'Referenced column "([^"]+)" (?:was )?not found')
+_VALUE_ERROR = re.compile(r"(Conversion|Invalid Input|Out of Range|Mismatch Type|Not implemented) Error: ")
 _MISSING_FUNCTION = re.compile(r"Function with name (\S+) does not exist")
 
 
@@ -27,7 +28,10 @@ def sql_errors_named(con: "duckdb.DuckDBPyConnection", shaping: Shaping, split: 
 
     try:
         yield
-    except (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError) as error:
+    except (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError, OSError) as error:
+        # In the middle of a stream DuckDB's errors arrive as Arrow's.
+        if isinstance(error, OSError) and not _VALUE_ERROR.match(str(error)):
+            raise
         if NULL_KEY in str(error):
             raise _null_key(shaping, str(error)) from error
         blamed = _blame(con, shaping, split, error)
@@ -72,7 +76,7 @@ def _failure(con: "duckdb.DuckDBPyConnection", statement: str, run: bool) -> str
         else:
             for _ in con.sql(statement).to_arrow_reader(65_536):
                 pass
-    except duckdb.Error as error:
+    except (duckdb.Error, OSError) as error:
         return str(error)
     return ""
 

@@ -43,8 +43,10 @@ def _invalid(
     text, count = getattr(shaping, column), rows[0][3]
     named = ", ".join(f"{row[0]} ({'null' if row[1] is None else format(row[1], '.6g')})" for row in rows)
     more = ", ..." if int(str(count)) > len(rows) else ""
+    plural = "" if count == 1 else "s"
     bound = "" if column == "advantage" else " of at least 0"
-    message = f"{column} = {text!r} is not a finite number{bound} in {count:,} rows: {named}{more}"
+    subject = "the advantage" if text == "advantage" == column else f"{column} = {text!r}"
+    message = f"{subject} is not a finite number{bound} in {count:,} row{plural}: {named}{more}"
     if column == "advantage" and rows[0][2]:
         return DataError(message, "without a reward there is no advantage: set one, as in advantage = 1")
     nulls = _null_columns(con, shaping, column, [str(row[0]) for row in rows if row[1] is None])
@@ -52,7 +54,7 @@ def _invalid(
         name = nulls[0]
         return DataError(
             message,
-            f"{name} is null there: say what stands for it, as in coalesce({name}, 0), or leave the rows out:"
+            f"{name} is null there: say what stands for it, coalesce({name}, ...), or leave the rows out:"
             f" where {name} is not null",
         )
     if column == "advantage":
@@ -65,7 +67,7 @@ def _null_columns(
 ) -> list[str]:
     """Return the columns that the expressions behind a value use and that are null in a row."""
     fields = ["baseline", "scale", "advantage"] if column == "advantage" else [column]
-    used = {name for field in fields for name in parse_expression(field, getattr(shaping, field)).columns}
+    used = {name for field in fields for name in parse_expression(field, getattr(shaping, field)).reads}
     names = sorted(used & ROW_COLUMNS)
     if not names or not ids:
         return []

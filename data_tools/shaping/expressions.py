@@ -36,15 +36,17 @@ _OTHER_CLAUSES = (
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression: `text` may stand between brackets, `columns` are the names it uses."""
+    """A checked expression: `text` may stand between brackets, and uses `columns` and the names in `hoisted`.
+
+    `hoisted` is computed where the row is read: name to SQL. `reads` are all columns that were written.
+    """
 
     text: str
     columns: frozenset[str] = frozenset()
-    windowed: bool = True
-    """Whether it looks at other rows than its own, through a window or a subquery."""
+    reads: frozenset[str] = frozenset()
+    windowed: bool = False
     several: bool = False
     hoisted: Mapping[str, str] = field(default_factory=dict)
-    """Columns that the text uses and that are computed where the row is read: name to SQL."""
 
 
 @lru_cache(maxsize=256)
@@ -84,14 +86,14 @@ def _parse(con: "duckdb.DuckDBPyConnection", name: str, text: str, several: bool
     _refuse_parts(name, list(nodes(items)))
     text = _complete_macros(text, list(nodes(items)))
     items = parse_select(con, f"SELECT {text}\n")["select_list"]
-    hoisted: dict[str, str] = {}
+    reads, hoisted = column_names(list(nodes(items))), dict[str, str]()
     if FIELDS[name]:
         text, items[0], hoisted = _hoist(con, name, text, items[0])
-    parts = list(nodes(items))
     return Expression(
         text=text,
-        columns=column_names(parts) - hoisted.keys(),
-        windowed=any(part.get("class") in ("WINDOW", "SUBQUERY") for part in parts),
+        columns=column_names(list(nodes(items))) - hoisted.keys(),
+        reads=reads,
+        windowed=any(part.get("class") == "WINDOW" for part in nodes(items, into_subqueries=False)),
         several=len(items) > 1,
         hoisted=hoisted,
     )

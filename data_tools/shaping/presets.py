@@ -18,7 +18,7 @@ GROUP_STATISTICS = {
     "group_min": "min(reward) OVER grp",
     "group_max": "max(reward) OVER grp",
     "group_mean": "avg(reward ORDER BY reward) OVER grp",
-    "group_std": f"CASE WHEN group_max - group_min <= {EQUAL} THEN 0"
+    "group_std": f"CASE WHEN group_max - group_min <= {EQUAL}\n      THEN 0"
     " ELSE stddev_pop(reward ORDER BY reward) OVER grp END",
 }
 

@@ -58,8 +58,11 @@ def shape(
         stack.enter_context(sql_errors_named(con, shaping, split))
         check_trajectories(con, shaping, split)
         reader = con.sql(compile(shaping, split=split)).to_arrow_reader(rows_per_batch)
+        # Closed before any error is looked into: a connection holds one open result at a time.
+        stack.callback(reader.close)
         first = next(iter(reader), None)
         if first is None or not first.num_rows:
+            reader.close()
             raise nothing_left(con, shaping, split)
         # The connection outlives this call: the stream below closes it.
         held = stack.pop_all()
@@ -68,6 +71,7 @@ def shape(
         with held:
             for batch in chain([first], reader):
                 if not all(_usable(batch, column) for column in VALID):
+                    reader.close()
                     raise invalid_rows(con, shaping, split)
                 yield batch
 

@@ -127,7 +127,10 @@ def _statistics(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
     if shaping.drop.strip() == "balance":
         source = "balanced\n  WHERE NOT dropped"
         sql = f"""  SELECT *, {placed["drop"]} AS dropped
-  FROM (SELECT *, {POSITIVE} AS positive FROM judged {GROUP_WINDOW})
+  FROM (
+    SELECT *, {POSITIVE} AS positive
+    FROM judged {GROUP_WINDOW}
+  )
   {GROUP_WINDOW}"""
         balanced = [Stage("balanced", "drop = balance: no more negatives than positives in a group", sql)]
     listed = _NEXT.join(f"{sql} AS {name}" for name, sql in GROUP_STATISTICS.items())
@@ -144,7 +147,8 @@ def _scored(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
     shift = f" - {shaping.shift!r}" if shaping.shift else ""
     scored = f"""  SELECT * EXCLUDE (divisor),
     (
-      CASE WHEN abs(reward - baseline) <= {EQUAL} THEN 0 ELSE reward - baseline END{shift}
+      CASE WHEN abs(reward - baseline) <= {EQUAL}
+      THEN 0 ELSE reward - baseline END{shift}
     ) / divisor AS advantage
   FROM measured"""
     return [
@@ -175,7 +179,7 @@ UNREWARDED = """SELECT * FROM population p
 
 
 def _final(placed: dict[str, str]) -> list[Stage]:
-    replaced = ", ".join(f"units.{name}" for name in ("reward", *ADVANTAGE[len(POPULATION) :]))
+    replaced = _listed(f"units.{name}" for name in ("reward", *ADVANTAGE[len(POPULATION) :]))
     turns = f"""  SELECT * FROM units WHERE trajectory_id IS NULL OR reward IS NULL
   UNION ALL BY NAME
   SELECT population.* EXCLUDE (reward),

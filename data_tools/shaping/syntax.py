@@ -35,14 +35,15 @@ def render(con: "duckdb.DuckDBPyConnection", expression: Node) -> str:
     return str(found[0] if found else "").removeprefix("SELECT ")
 
 
-def nodes(tree: Any) -> Iterator[Node]:
+def nodes(tree: Any, *, into_subqueries: bool = True) -> Iterator[Node]:
     """Yield every dict of a tree."""
     waiting = [tree]  # a stack: deep nesting must not end in a RecursionError
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
             yield part
-            waiting.extend(part.values())
+            if into_subqueries or part.get("class") != "SUBQUERY":
+                waiting.extend(part.values())
         elif isinstance(part, list):
             waiting.extend(part)
 
