@@ -127,9 +127,9 @@ def _assemble(
     open_rows = partial(
         RowStore,
         ds,
-        tokens_key=snapshot.tokens,
+        tokens_key=snapshot.tokens_key,
         retokenise=config.retokenise,
-        anchor_key=snapshot.anchor,
+        anchor_key=snapshot.anchor_key,
         batches=[batch_name(file) for file in snapshot.files if is_rollouts(file)],
     )
     folder = Path(config.out)
@@ -146,7 +146,7 @@ def _assemble(
             window=config.shuffle_blocks,
             priority=None if plan.shaping.priority is None else index.priorities(),
         ),
-        store=open_rows(reference_key=snapshot.reference),
+        store=open_rows(reference_key=snapshot.reference_key),
         groups_per_step=groups_per_step,
         n_groups=visits,
         token_budget=config.tokens_per_micro_batch,

@@ -11,6 +11,7 @@ from data_tools import shaping as shapings
 from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.checks import check_trajectories, invalid_rows, nothing_left
+from data_tools.shaping.statement import stages, with_stages
 from offline_rec.config import FitConfig
 from offline_rec.index import Admission, IndexCounts, UnusableNumber, build_index
 from offline_rec.plan import Plan, remarks
@@ -77,13 +78,13 @@ def write_run_data(run: RunData) -> None:
             sql=plan.statement(config),
             rows=train.rows,
             groups=train.groups,
-            tokens_in_rows=train.tokens,
+            n_tokens=train.tokens,
             left_out={reason: count for reason, count in train.left_out.items() if count},
             holdout={"rows": heldout.rows, "groups": heldout.groups},
             model=run.policy.fingerprint(),
-            tokens=tokens.key,
-            anchor=_anchor_key(run, tokens),
-            reference=_reference_key(run, tokens),
+            tokens_key=tokens.key,
+            anchor_key=_anchor_key(run, tokens),
+            reference_key=_reference_key(run, tokens),
             notes=notes,
         ).write(Path(config.out))
 
@@ -138,12 +139,14 @@ def _index(
 ) -> IndexCounts:
     """Index the rows that a shaping keeps of a split; errors name the field or the rows to blame."""
     shaping, split = selection
+    # Not `compile`, whose order by group is not the one that is needed here, and costs a sort.
+    unordered = f"SELECT {', '.join(shapings.COLUMNS)} FROM final WHERE kept"
     with sql_errors_named(con, shaping, split):
         check_trajectories(con, shaping, split)
         try:
             counts = build_index(
                 con,
-                shapings.compile(shaping, split=split),
+                with_stages(stages(shaping, split), unordered),
                 Path(run.config.out) / folder,
                 admission=admission,
                 priority="1.0" if shaping.priority is None else "priority",

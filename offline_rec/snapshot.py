@@ -36,8 +36,8 @@ class Snapshot:
     """The files, the statement that was run over them, and what came of it.
 
     `now` is the moment that `age_days` counts back from. `model`: fingerprint of the starting weights.
-    `tokens`, `anchor`, `reference`: the sidecars used, null where none is. Written last of all that prepares
-    a run.
+    `tokens_key`, `anchor_key`, `reference_key`: sidecars of the dataset in use, null where none is. Written
+    last of all that prepares a run.
     """
 
     files: Sequence[SourceFile]
@@ -46,13 +46,13 @@ class Snapshot:
     sql: str
     rows: int
     groups: int
-    tokens_in_rows: int
+    n_tokens: int
     left_out: dict[str, int]
     holdout: dict[str, int] = field(default_factory=dict)
     model: str = ""
-    tokens: str | None = None
-    anchor: str | None = None
-    reference: str | None = None
+    tokens_key: str | None = None
+    anchor_key: str | None = None
+    reference_key: str | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
