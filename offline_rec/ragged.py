@@ -34,8 +34,12 @@ class Ragged:
     @classmethod
     def from_arrow(cls, column: pa.ListArray) -> "Ragged":
         """The rows of an Arrow list array; a null row is empty, a null float is NaN."""
+        if not column.null_count:
+            offsets = column.offsets.to_numpy().astype(np.int64)
+            values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+            return cls(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        # flatten() leaves out what a slice or a null row hides, so the offsets are made anew.
+        # A null row may hide values, which flatten() leaves out: the offsets are made anew.
         return cls(column.flatten().to_numpy(zero_copy_only=False), offsets_of(lengths))
 
     def to_arrow(self, valid: NDArray[np.bool_] | None = None) -> pa.ListArray:
