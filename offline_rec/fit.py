@@ -9,6 +9,7 @@ from typing import Any
 from offline_rec import checkpoint
 from offline_rec.config import FitConfig
 from offline_rec.engine import Engine, TorchEngine
+from offline_rec.index import LEFT_OUT
 from offline_rec.loop import CHECKPOINTS, Loop, Run
 from offline_rec.metrics import Record
 from offline_rec.policy import Policy
@@ -107,7 +108,7 @@ def _copy(run: Run, source: Path | None) -> None:
 
 
 def _counted(left_out: dict[str, int]) -> list[str]:
-    return [f"{count} rows are left out: {reason}" for reason, count in left_out.items()]
+    return [f"{count} rows are left out: {LEFT_OUT[reason]}" for reason, count in left_out.items()]
 
 
 def _silent(event: dict[str, Any]) -> None:

@@ -47,6 +47,6 @@ class NonFiniteGuard:
             raise DataError(
                 f"step {step}: the loss or its gradient was not finite {self.in_row} times in a row; "
                 f"rows of the last one: {', '.join(rows)}",
-                "look at these rows with `rec sql`, lower lr, or raise max_skipped",
+                "look at these rows with `rec sql`, or begin a new run with a lower lr",
             )
         return True

@@ -50,9 +50,13 @@ GROUPS = pa.schema(
     ]
 )
 
-LEFT_OUT = ("zero_weight", "no_tokens", "too_long", "temperature_0")
-"""Why a row that shaping kept is not trained on: its weight is 0; it has no token of prompt or response; it
-has more tokens than `max_tokens`; it was decoded greedily, so that it has no ratio, and one is needed."""
+LEFT_OUT = {
+    "zero_weight": "their weight is 0",
+    "no_tokens": "they have no token of prompt or response",
+    "too_long": "they have more tokens than max_tokens, or than the model's context",
+    "temperature_0": "they were decoded greedily, so they have no ratio, which the algorithm needs",
+}
+"""Why rows that shaping kept are not trained on: code -> meaning."""
 
 
 class UnusableNumber(DataError):
@@ -75,14 +79,15 @@ class Admission:
 
     def reasons(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> NDArray[np.int8]:
         """Why each row is left out, as 1 + its place in `LEFT_OUT`; 0 for a row that stays."""
+        out = {
+            "zero_weight": _floats(rows, "weight") == 0,
+            "no_tokens": (prompt <= 0) | (response <= 0),
+            "too_long": prompt + response > (self.max_tokens or np.inf),
+            "temperature_0": self.needs_ratio & (_floats(rows, "temperature") == 0),
+        }
         reason = np.zeros(len(rows), np.int8)
-        for place, out in (
-            (4, self.needs_ratio & (_floats(rows, "temperature") == 0)),
-            (3, prompt + response > (self.max_tokens or np.inf)),
-            (2, (prompt <= 0) | (response <= 0)),
-            (1, _floats(rows, "weight") == 0),
-        ):
-            reason[out] = place
+        for place, name in reversed(list(enumerate(LEFT_OUT, start=1))):
+            reason[out[name]] = place
         return reason
 
     def token_counts(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
@@ -166,8 +171,9 @@ class _IndexWriter:
             _refuse(batch, name, ~np.isfinite(values) | (values < least))
         prompt, response = self._admission.token_counts(batch)
         reasons = self._admission.reasons(batch, prompt, response)
-        for place, count in enumerate(np.bincount(reasons, minlength=len(LEFT_OUT) + 1)[1:]):
-            self.counts.left_out[LEFT_OUT[place]] += int(count)
+        counted = np.bincount(reasons, minlength=len(LEFT_OUT) + 1)[1:]
+        for name, count in zip(LEFT_OUT, counted, strict=True):
+            self.counts.left_out[name] += int(count)
         stays = reasons == 0
         if stays.any():
             self._write(batch.filter(pa.array(stays)), prompt[stays], response[stays])

@@ -48,6 +48,11 @@ class Plan:
         shaping = Shaping.parse(shaping_fields(config, row.shaping))
         population = shaping.model_dump(include={"where", "group_by", "expert", "unrewarded"})
         needs = composition.needs
+        if "expert" in needs and shaping.expert.strip() == "false":
+            raise ConfigError(
+                f"{row.name} treats the rows that an expert wrote apart, and no row is said to be one",
+                "say which: --set \"shaping.expert=policy = 'teacher'\"",
+            )
         _check_anchor(config, needs_logprobs="behavior_logprobs" in needs)
         return cls(
             algorithm=row,

@@ -13,7 +13,7 @@ from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.checks import check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.statement import stages, with_stages
 from offline_rec.config import FitConfig
-from offline_rec.index import Admission, IndexCounts, UnusableNumber, build_index
+from offline_rec.index import LEFT_OUT, Admission, IndexCounts, UnusableNumber, build_index
 from offline_rec.plan import Plan, remarks
 from offline_rec.policy import Policy
 from offline_rec.rows import RowStore
@@ -64,6 +64,7 @@ def write_run_data(run: RunData) -> None:
         progress=run.ticks("token ids"),
     )
     with begun(config), steady_connection(run.ds, now) as (con, files):
+        run.progress({"event": "stage", "stage": "index", "done": 0, "total": None})
         notes = [*tokens.notes, *remarks(con, plan, config)]
         admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
         train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
@@ -160,14 +161,12 @@ def _index(
 
 def _all_left_out(counts: IndexCounts) -> DataError | None:
     """The error where shaping kept rows and none of them can be trained on."""
-    reasons = [f"{count} {reason}" for reason, count in counts.left_out.items() if count]
+    reasons = {reason: count for reason, count in counts.left_out.items() if count}
     if not reasons:
         return None
-    return DataError(
-        f"no row can be trained on; left out: {', '.join(reasons)}",
-        "zero_weight: see --weight; too_long: see max_tokens and the model's context; temperature_0: greedy "
-        "rows have no ratio, use --anchor start",
-    )
+    said = "; ".join(f"{count} because {LEFT_OUT[reason]}" for reason, count in reasons.items())
+    way = "ratios to the start need none: --anchor start" if "temperature_0" in reasons else "see --explain"
+    return DataError(f"no row is left to train on: {said}", way)
 
 
 def _check_signal(counts: IndexCounts) -> None:

@@ -110,6 +110,18 @@ def test_a_reference_holds_the_policy_back(folder):
     assert drift[2] > drift[1]
 
 
+def test_luffy_is_told_which_rows_an_expert_wrote(tmp_path):
+    made = rows(12)
+    for row in made[::4]:
+        row |= {"behavior_logprobs": None, "behavior_logprob": None, "policy": "teacher"}
+    tiny.save(tmp_path / "m")
+    dataset(tmp_path / "ds", made)
+    with pytest.raises(ConfigError, match=r"no row is said to be one\n.*shaping.expert"):
+        fit(config(tmp_path, algorithm="luffy"))
+    done = fit(config(tmp_path, algorithm="luffy", shaping={"expert": "policy = 'teacher'"}, steps=2))
+    assert records(done.out)[1]["known_ratio_share"] < 1
+
+
 def test_dro_takes_the_start_as_reference(folder):
     assert fit(config(folder, "dro", algorithm="dro", steps=2)).steps == 2
 
@@ -122,7 +134,7 @@ def test_retokenised_rows_count_as_rows_without_logprobs(folder):
 
 def test_greedy_rows_need_another_anchor(tmp_path):
     own = world(tmp_path, columns={"temperature": 0.0})
-    with pytest.raises(DataError, match=r"left out: \d+ temperature_0\n.*--anchor start"):
+    with pytest.raises(DataError, match=r"\d+ because they were decoded greedily.*\n.*--anchor start"):
         fit(config(own))
     assert fit(config(own, anchor="start", steps=1)).left_out == {}
 
@@ -133,12 +145,12 @@ def test_greedy_rows_need_another_anchor(tmp_path):
         ({"where": "reward > 5"}, "where = 'reward > 5' matches none"),
         ({"where": "rewad > 5"}, "rewad"),
         ({"weight": "-1"}, "weight"),
-        ({"weight": "0"}, "no row can be trained on; left out: .* zero_weight"),
+        ({"weight": "0"}, "no row is left to train on: .* because their weight is 0"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"objective": {"epsilon_lo": 0.1}}, "did you mean 'epsilon_low'"),
         ({"shaping": {"expret": "true"}}, "did you mean expert"),
         ({"baseline": "reward"}, "the advantage of all .* rows is 0"),
-        ({"max_tokens": 2}, "no row can be trained on; left out: .* too_long"),
+        ({"max_tokens": 2}, "no row is left to train on: .* because they have more tokens than max_tokens"),
         ({"model": "/nowhere"}, "no model directory at /nowhere"),
         ({"dataset": "/nowhere"}, "not a dataset"),
     ],
