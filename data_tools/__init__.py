@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from data_tools.errors import ConfigError, DataError, MissingExtra, RecError
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from data_tools.collecting import CollectReport, collect
     from data_tools.dataset import Dataset, DatasetInfo, PolicyCard
     from data_tools.shaping import Shaping
@@ -35,7 +37,7 @@ _HOME = {
 }
 
 
-def open(path: str, create: bool = False, holdout: float | None = None) -> "Dataset":
+def open(path: "str | PathLike[str]", create: bool = False, holdout: float | None = None) -> "Dataset":
     """Open a dataset (or the run directory of a fit) at a local path or an fsspec URL.
 
     With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that

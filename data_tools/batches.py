@@ -110,7 +110,7 @@ class BatchWriter:
         name = self._name or fresh_name(self._storage.stems("rollouts", ".parquet"))
         if self._rejects.rows:
             self._rejects.publish(f"rejects/{name}.parquet")
-        self._rollouts.publish(f"rollouts/{name}.parquet")
+        self._rollouts.publish(f"rollouts/{name}.parquet", exclusive=self._name is not None)
         return name
 
     def discard(self) -> None:

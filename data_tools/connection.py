@@ -1,9 +1,11 @@
 """Opens DuckDB the way every part of the program does: bounded memory, spilling to disk, and locked in."""
 
+import contextlib
 import os
 import tempfile
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_tools.storage import Storage
@@ -23,6 +25,8 @@ def memory_limit() -> str:
     says else.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # "max" where the container has no limit of its own
+        machine = min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return os.environ.get(MEMORY_VARIABLE) or f"{min(max(int(machine * _SHARE), _LEAST), _MOST)}B"
 
 

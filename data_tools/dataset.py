@@ -1,5 +1,6 @@
 """A dataset directory: batches of rollouts, what is kept beside them, and SQL over all of it."""
 
+import contextlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from data_tools.queryable import Queryable
 from data_tools.schema import FORMAT_VERSION
 from data_tools.shaping.macros import prepare
 from data_tools.sidecars import Sidecar, SidecarKind
+from data_tools.sql_errors import sql_errors
 from data_tools.storage import Storage
 from data_tools.swaps import live_batches
 
@@ -106,19 +108,21 @@ class Dataset(Queryable):
         rejects = [self._url("rejects", batch) for batch in self._stems("rejects") if batch in kept]
         rewards = [self._url("rewards", name) for name in self._stems("rewards")]
         erased = erased_files(self.storage)
-        con = open_duckdb(self.storage)
-        newest = self._newest_versions(con, batches)
-        for statement in (
-            views.split_macro(self.info.holdout, self.info.salt),
-            *views.rollouts_view(rollouts, rewards, newest=newest, now=now or datetime.now(UTC)),
-            views.GROUPS_VIEW,
-            views.rejects_view(rejects),
-            views.policies_view(self._cards()),
-            views.erased_view(erased),
-        ):
-            con.execute(statement)
-        prepare(con)
-        lock(con, [*rollouts, *rejects, *rewards, *erased])
+        with contextlib.ExitStack() as stack, sql_errors(self.path):
+            con = stack.enter_context(open_duckdb(self.storage))
+            newest = self._newest_versions(con, batches)
+            for statement in (
+                views.split_macro(self.info.holdout, self.info.salt),
+                *views.rollouts_view(rollouts, rewards, newest=newest, now=now or datetime.now(UTC)),
+                views.GROUPS_VIEW,
+                views.rejects_view(rejects),
+                views.policies_view(self._cards()),
+                views.erased_view(erased),
+            ):
+                con.execute(statement)
+            prepare(con)
+            lock(con, [*rollouts, *rejects, *rewards, *erased])
+            stack.pop_all()  # from here on the caller closes it
         return con
 
     def sidecar(self, kind: SidecarKind, key: str) -> Sidecar:

@@ -87,11 +87,16 @@ class ParquetFileWriter:
         with self._disk_errors():
             self._open().close()
 
-    def publish(self, name: str | None = None) -> None:
-        """Make the finished file visible, as `name` where the final name was not known before."""
+    def publish(self, name: str | None = None, *, exclusive: bool = False) -> None:
+        """Make the finished file visible, as `name` where the final name was not known before.
+
+        With `exclusive` a file that is there already is a DataError.
+        """
         target = name or self.name
         try:
-            self.storage.publish(self.staged, target)
+            self.storage.publish(self.staged, target, exclusive=exclusive)
+        except FileExistsError as error:
+            raise DataError(f"{self.storage.url(target)} exists already", "choose another name") from error
         except OSError as error:
             raise write_error(self.storage.url(target), error) from error
 

@@ -49,8 +49,9 @@ def rewriting(storage: Storage) -> Iterator[None]:
 
 def finish(storage: Storage) -> None:
     """Complete every committed swap and undo the others; nothing happens where all is tidy."""
-    for folder in ("rollouts", "rejects", "rewards", "erased", "swaps"):
+    for folder in ("rollouts", "rejects", "rewards", "erased"):
         storage.sweep(folder)
+    storage.sweep("swaps", older_than=0)  # only the holder of the lock writes there
     if any(swap.erases for swap in recover(storage)):
         _purge_rewards(storage)
     clear(storage)

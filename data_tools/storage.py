@@ -75,8 +75,8 @@ class Storage(ABC):
         """Open a Parquet file for reading by row group."""
 
     @abstractmethod
-    def sweep(self, folder: str) -> None:
-        """Remove what killed writers left in `folder`, once it is a day old."""
+    def sweep(self, folder: str, *, older_than: float = STALE_SECONDS) -> None:
+        """Remove the hidden files that killed writers left in `folder`, once they are so many seconds old."""
 
     @abstractmethod
     def locked(self) -> "contextlib.AbstractContextManager[None]":
@@ -173,11 +173,11 @@ class LocalStorage(Storage):
 
         return pq.ParquetFile(self.url(name))
 
-    def sweep(self, folder: str) -> None:
-        """Remove day-old hidden temporary files."""
+    def sweep(self, folder: str, *, older_than: float = STALE_SECONDS) -> None:
+        """Remove old hidden temporary files."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.url(folder)) as found:
             for entry in found:
-                if entry.name.startswith(".") and entry.name.endswith(".tmp") and _is_stale(entry):
+                if entry.name.startswith(".") and entry.name.endswith(".tmp") and _age(entry) >= older_than:
                     discard(entry.path)
 
     @contextlib.contextmanager
@@ -275,7 +275,7 @@ class RemoteStorage(Storage):
 
         return pq.ParquetFile(self._at(name), filesystem=self.fs)
 
-    def sweep(self, folder: str) -> None:
+    def sweep(self, folder: str, *, older_than: float = STALE_SECONDS) -> None:
         """Leave everything: a killed writer never uploaded anything."""
 
     def locked(self) -> "contextlib.AbstractContextManager[None]":
@@ -287,8 +287,9 @@ class RemoteStorage(Storage):
         return self.fs
 
 
-def open_storage(path: str) -> Storage:
+def open_storage(path: "str | os.PathLike[str]") -> Storage:
     """Return the storage of a local path (also `file://`) or of an fsspec URL."""
+    path = os.fspath(path)
     if path.startswith("file://"):
         return LocalStorage(path.removeprefix("file://"))
     return RemoteStorage(path) if "://" in path else LocalStorage(path)
@@ -320,7 +321,7 @@ def write_error(path: str, error: OSError) -> DataError:
     return DataError(f"could not write {path}: {reason}", hint)
 
 
-def _is_stale(entry: "os.DirEntry[str]") -> bool:
+def _age(entry: "os.DirEntry[str]") -> float:
     with contextlib.suppress(FileNotFoundError):
-        return time.time() - entry.stat().st_mtime > STALE_SECONDS
-    return False
+        return time.time() - entry.stat().st_mtime
+    return 0.0

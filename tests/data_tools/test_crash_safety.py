@@ -1,18 +1,22 @@
 """Writers that are killed, starved of disk, or many at once: what is visible is always whole."""
 
+import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import data_tools
 from data_tools.errors import DataError
+from data_tools.storage import LocalStorage
 from tests.data_tools.rollout_rows import many
 
 ROWS = 300
@@ -69,13 +73,17 @@ def kill_after(process, seconds):
     assert process.returncode == -signal.SIGKILL, errors
 
 
-def assert_whole(ds):
-    """Every batch opens, has all its rows, its rejects, and sidecars row by row."""
+def assert_aligned(ds):
+    """Every batch opens, and its sidecar has the same rows in the same order."""
+    sidecar = ds.sidecar("logprobs", "w")
     for batch in ds.batches():
         ids = ds.parquet(batch).read(["response_id"]).column(0)
-        sidecar = ds.sidecar("logprobs", "w")
-        if sidecar.exists(batch):
-            assert sidecar.parquet(batch).read(["response_id"]).column(0) == ids
+        assert not sidecar.exists(batch) or sidecar.parquet(batch).read(["response_id"]).column(0) == ids
+
+
+def assert_whole(ds):
+    """All is aligned and no row is there twice; return the number of rows."""
+    assert_aligned(ds)
     (facts,) = ds.sql("SELECT count(*) AS n, count(DISTINCT response_id) AS ids FROM rollouts").to_pylist()
     assert facts["n"] == facts["ids"]
     return facts["n"]
@@ -84,7 +92,7 @@ def assert_whole(ds):
 def test_a_writer_killed_at_any_moment_leaves_whole_batches_only(tmp_path):
     ds = data_tools.open(str(tmp_path / "ds"), create=True)
     moments, start = random.Random(0), 0
-    for _ in range(6):
+    for _ in range(4):
         kill_after(spawn(WRITES_FOREVER, ds.path, start), moments.uniform(0.0, 0.25))
         rows = assert_whole(ds)
         assert rows == ROWS * len(ds.batches())
@@ -106,7 +114,7 @@ def test_a_rewrite_killed_at_any_moment_loses_and_doubles_nothing(tmp_path):
             sidecar.write(ds.parquet(name).read(["response_id"]))
             sidecar.commit()
     moments, least = random.Random(1), 0
-    for _ in range(6):
+    for _ in range(4):
         kill_after(spawn(REWRITES_FOREVER, ds.path), moments.uniform(0.0, 0.4))
         rows = assert_whole(ds)
         gone = 3 * ROWS - rows
@@ -120,6 +128,84 @@ def test_a_rewrite_killed_at_any_moment_loses_and_doubles_nothing(tmp_path):
     assert assert_whole(ds) == 3 * ROWS - least
     assert os.listdir(Path(ds.path, "swaps")) == []
     assert not [name for name in os.listdir(Path(ds.path, "rollouts")) if name[:-8] not in ds.batches()]
+
+
+class Killed(BaseException):
+    pass
+
+
+def die_at(monkeypatch, step):
+    """Let the process die before the given change of the disk: that one and all later ones fail."""
+    steps = []
+
+    def dying(change):
+        def maybe(*arguments, **options):
+            steps.append(1)
+            if len(steps) >= step:
+                raise Killed
+            return change(*arguments, **options)
+
+        return maybe
+
+    for name in ("publish", "remove"):
+        monkeypatch.setattr(LocalStorage, name, dying(getattr(LocalStorage, name)))
+
+
+def two_scored_batches(path):
+    ds = data_tools.open(str(path), create=True)
+    for start in (0, 6):
+        with ds.writer() as writer:
+            writer.rollouts(many(6, start=start))
+            writer.rejects(pa.table({"reason": ["torn_line"]}))
+            name = writer.commit()
+        with ds.sidecar("logprobs", "w").writer(name) as sidecar:
+            sidecar.write(ds.parquet(name).read(["response_id"]))
+            sidecar.commit()
+    with ds.rewards_writer("judge") as writer:
+        writer.write(pa.table({"response_id": ["r1", "r7", "r8"], "reward": [9.0, 9.0, 8.0]}))
+        writer.commit()
+    return ds
+
+
+def content(ds):
+    (found,) = ds.sql(
+        """SELECT list((response_id, reward, response_ids) ORDER BY response_id) AS rows,
+            (SELECT count(*) FROM rejects) AS n_rejects,
+            (SELECT list(response_id ORDER BY response_id) FROM _later_rewards) AS rewarded FROM rollouts"""
+    ).to_pylist()
+    return found | {"unscored": len(ds.sidecar("logprobs", "w").missing())}
+
+
+REWRITES = {"delete": lambda ds: ds.delete("reward = 9"), "compact": lambda ds: ds.compact()}
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_rewrite_that_dies_before_any_change_of_the_disk_did_all_or_nothing(tmp_path, monkeypatch, name):
+    rewrite = REWRITES[name]
+    ds = two_scored_batches(tmp_path / "fresh")
+    shutil.copytree(ds.path, tmp_path / "template")
+    before = content(ds)
+    rewrite(ds)
+    after = content(ds)
+    for step in itertools.count(1):
+        ds = data_tools.open(shutil.copytree(tmp_path / "template", tmp_path / str(step)))
+        with monkeypatch.context() as patch:
+            die_at(patch, step)
+            try:
+                rewrite(ds)
+                break
+            except Killed:
+                pass
+        found = content(ds)
+        rewarded = found["rewarded"]  # the rewards of erased rows go right after the rows
+        assert found in (before | {"rewarded": rewarded}, after | {"rewarded": rewarded})
+        assert rewarded in (before["rewarded"], after["rewarded"])
+        assert_aligned(ds)
+        rewrite(ds)  # the next one finishes or undoes what the dead one left, then does its own work
+        assert content(ds) == after
+        assert os.listdir(Path(ds.path, "swaps")) == []
+        assert sorted(os.listdir(Path(ds.path, "rollouts"))) == [f"{b}.parquet" for b in ds.batches()]
+    assert step > 10
 
 
 FILLS_THE_DISK = """

@@ -295,6 +295,17 @@ def test_an_error_in_the_middle_of_a_stream_is_a_readable_error(ds):
         ds.reader(failing, 1000).read_all()
 
 
+@pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: b"no parquet", lambda text: b""])
+def test_a_damaged_file_is_named(ds, damage):
+    with ds.writer() as writer:
+        writer.rollouts(many(5000))
+        name = writer.commit()
+    path = Path(ds.rollout_path(name))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"{name}(.|\n)*damaged"):
+        data_tools.open(ds.path).sql("SELECT response_ids FROM rollouts")
+
+
 def test_importing_the_library_loads_nothing_heavy_and_is_fast():
     code = (
         "import sys, time; start = time.perf_counter(); import data_tools; data_tools.open\n"

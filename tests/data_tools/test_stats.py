@@ -32,17 +32,24 @@ def test_an_empty_dataset_has_facts_too(ds):
 
 
 def test_the_facts_of_a_small_dataset_worked_by_hand(ds):
+    sampled = {"policy": "p", "n_prompt_tokens": 3}
+    scored = {
+        "behavior_logprob": -1.0,
+        "logprob_kind": "processed",
+        "finish_reason": "length",
+        "flags": ["truncated"],
+    }
+    dated = {"finish_reason": "stop", "sampled_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    a, b = {"group_id": "a", "prompt": "A"}, {"group_id": "b", "prompt": "B"}
     commit(
         ds,
-        row("a1", group_id="a", prompt="A", reward=1.0, policy="p", policy_version=1, n_tokens=10, n_prompt_tokens=3,
-            behavior_logprob=-1.0, logprob_kind="processed", flags=["truncated"], finish_reason="length"),
-        row("a2", group_id="a", prompt="A", reward=1.0, policy="p", policy_version=3, n_tokens=30, n_prompt_tokens=3,
-            finish_reason="stop", sampled_at=datetime(2026, 1, 1, tzinfo=UTC)),
-        row("b1", group_id="b", prompt="B", reward=0.0, response="four", flags=["truncated", "multimodal"]),
-        row("b2", group_id="b", prompt="B", reward=2.0, response="sixsix"),
+        row("a1", reward=1.0, policy_version=1, n_tokens=10, **a, **sampled, **scored),
+        row("a2", reward=1.0, policy_version=3, n_tokens=30, **a, **sampled, **dated),
+        row("b1", reward=0.0, response="four", flags=["truncated", "multimodal"], **b),
+        row("b2", reward=2.0, response="sixsix", **b),
         row("c1", group_id="c", prompt="C", reward=None, response="xx"),
         rejects=["torn_line", "torn_line", "no_response"],
-    )  # fmt: skip
+    )
     facts = ds.stats()
     assert (facts["batches"], facts["rows"], facts["prompts"]) == (1, 5, 3)
     assert facts["groups"] == {
