@@ -1,6 +1,8 @@
-"""Takes parts of an expression that the row alone decides, from wide columns, to where the row is read.
+"""Takes parts of an expression that read wide columns to where the row is read.
 
-`avg(reward) OVER (PARTITION BY extra->>'template')` needs the template in a window, not all of `extra`.
+`avg(reward) OVER (PARTITION BY extra->>'template')` needs the template in a window, not all of `extra`. Only
+what cannot fail is moved: there it is computed for every row of the population, also for those that a CASE,
+`drop` or `keep` would have spared.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,15 @@ from data_tools.shaping.syntax import Node, column_names, nodes, parse_select, r
 if TYPE_CHECKING:
     import duckdb
 
-_VALUES = frozenset(("FUNCTION", "OPERATOR", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST"))
+_TEXT_FUNCTIONS = frozenset(
+    (
+        *("length", "len", "strlen", "lower", "upper", "trim", "md5", "left", "right"),
+        *("contains", "starts_with", "ends_with", "prefix", "suffix", "instr", "position"),
+        *("~~", "!~~", "~~*", "!~~*", "regexp_matches", "regexp_extract"),
+    )
+)
+_JSON_FUNCTIONS = frozenset(("->>", "->", "json_extract_string", "json_extract", "json_array_length"))
+_PERHAPS_NOT_JSON = frozenset(("prompt", "response"))
 
 
 def hoist(con: "duckdb.DuckDBPyConnection", expression: Node, prefix: str) -> tuple[Node, dict[str, str]]:
@@ -36,13 +46,16 @@ def hoist(con: "duckdb.DuckDBPyConnection", expression: Node, prefix: str) -> tu
 
 
 def _is_of_the_row(part: Node) -> bool:
-    if part.get("class") not in _VALUES:
+    if part.get("class") != "FUNCTION":
         return False
-    inner = list(nodes(part))
+    inner = [node for node in nodes(part) if "class" in node]
     names = column_names(inner)
-    return (
-        bool(names & WIDE_COLUMNS)
-        # After the trajectories are judged, `reward` is no longer that of the row.
-        and names <= ROW_COLUMNS - {"reward"}
-        and not any(node.get("class") in ("WINDOW", "SUBQUERY") for node in inner)
+    # After the trajectories are judged, `reward` is no longer that of the row.
+    if not names & WIDE_COLUMNS or not names <= ROW_COLUMNS - {"reward"}:
+        return False
+    allowed = _TEXT_FUNCTIONS if names & _PERHAPS_NOT_JSON else _TEXT_FUNCTIONS | _JSON_FUNCTIONS
+    return all(
+        node["class"] in ("COLUMN_REF", "CONSTANT")
+        or (node["class"] == "FUNCTION" and str(node["function_name"]).lower() in allowed)
+        for node in inner
     )

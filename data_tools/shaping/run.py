@@ -1,7 +1,7 @@
 """Runs a shaping on a dataset and hands out its rows, checked."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,7 @@ from data_tools.shaping.checks import VALID, check_trajectories, invalid_rows, n
 from data_tools.shaping.fields import Shaping, Split
 from data_tools.shaping.macros import prepare
 from data_tools.shaping.statement import compile
+from data_tools.sql_errors import sql_errors
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,11 +31,10 @@ def connected(source: "Connectable | duckdb.DuckDBPyConnection") -> Iterator["du
     """Yield a connection that knows the macros: the given one, or a fresh one of a dataset."""
     import duckdb
 
-    if isinstance(source, duckdb.DuckDBPyConnection):
-        prepare(source)
-        yield source
-        return
-    with source.connect() as con:
+    opened: AbstractContextManager[duckdb.DuckDBPyConnection] = (
+        nullcontext(source) if isinstance(source, duckdb.DuckDBPyConnection) else source.connect()
+    )
+    with opened as con, sql_errors("shaping"):
         prepare(con)
         yield con
 

@@ -251,6 +251,32 @@ def test_weight_may_use_the_statistics_and_text_of_the_row_together():
     assert column(found, "weight") == pytest.approx({"g0": math.exp(-0.5) / 2, "g1": math.exp(0.5)})
 
 
+def test_value_that_only_a_condition_makes_safe_is_not_taken_before_the_condition():
+    rows = [
+        row("a", 1.0, extra='{"w": "2"}'),
+        row("b", 0.0, extra='{"w": "none"}'),
+        row("c", extra='{"w": "?"}'),
+    ]
+    found = shaped(rows, weight="case when advantage > 0 then (extra->>'w')::double else 1 end")
+    assert column(found, "weight") == {"a": 2, "b": 1}
+
+
+def test_only_the_wanted_part_of_a_wide_column_passes_through_the_statement():
+    statement = compile(
+        Shaping(
+            baseline="avg(reward) over (partition by extra->>'template')",
+            weight="red_weight(1) * case when response like '%42%' then 2 else (extra->>'w')::double end",
+            keep="len(response) < 100",
+        )
+    )
+    population, after = statement.split("FROM rollouts")
+    for part in ("(extra ->> 'template') AS _baseline_1", "(extra ->> 'w')", "len(response) AS _keep_1"):
+        assert part in population
+    assert "extra" not in after
+    assert "response " not in after
+    assert "response, " not in population
+
+
 def test_expert_rows_can_stay_out_of_the_baseline():
     rows = [row("a", 0.0, policy="own"), row("b", 1.0, policy="own"), row("c", 1.0, policy="teacher")]
     baseline = "avg(reward) filter (where not expert) over (partition by group_key)"

@@ -1,10 +1,12 @@
 """Shaping a dataset on disk."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 import data_tools
+from data_tools.errors import ConfigError, RecError
 from data_tools.schema import TOKEN_COLUMNS
 from data_tools.shaping import Shaping, compile, explain, shape
 from data_tools.shaping.columns import ROW_COLUMNS
@@ -38,6 +40,22 @@ def test_rows_are_found_again_by_file_and_row(dataset):
         (f"{batch}{i}", batch, i) for batch in ("one", "two") for i in range(3)
     }
     assert {r["response_id"]: r["advantage"] for r in rows}["two2"] == 1.0
+
+
+def test_dataset_shapes_itself_and_names_a_wrong_field(dataset):
+    assert dataset.shape(Shaping(where="reward > 0")).read_all().num_rows == 4
+    with pytest.raises(ConfigError, match="did you mean reward"):
+        dataset.shape(Shaping(where="rewad > 0"))
+
+
+def test_file_that_cannot_be_read_is_no_fault_of_a_field(dataset):
+    path = Path(dataset.rollout_path(dataset.batches()[0]))
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[: middle - 1000] + b"\0" * 1000 + content[middle:])
+    with pytest.raises(RecError) as caught:
+        dataset.shape(Shaping(where="reward > 0")).read_all()
+    assert "where =" not in str(caught.value)
 
 
 def test_staleness_weighs_older_versions_less(dataset):
