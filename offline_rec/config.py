@@ -1,6 +1,7 @@
 """What `rec fit` takes: one flat, frozen model, checked on creation, importable without torch."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -21,6 +22,14 @@ def _sql(value: Any) -> Any:
 
 Sql = Annotated[str, BeforeValidator(_sql)]
 """The name of a shaping preset or a DuckDB expression."""
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+PathText = Annotated[str, BeforeValidator(_path)]
+"""A path as text; anything that is a path is taken."""
 
 
 def _numbers(value: Any) -> Any:
@@ -49,9 +58,9 @@ class FitConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str = Field(description="Dataset to learn from.")
-    model: str = Field(description="Hugging Face model directory to start from.")
-    out: str = Field(description="Run directory to write.")
+    dataset: PathText = Field(description="Dataset to learn from.")
+    model: PathText = Field(description="Hugging Face model directory to start from.")
+    out: PathText = Field(description="Run directory to write.")
     algorithm: str = Field(
         "rec-oneside-nois", description="Preset of shaping and objective; `rec algorithms` lists them."
     )
@@ -83,11 +92,13 @@ class FitConfig(BaseModel):
         False, description="Make token ids from the text, and treat logged log-probs as absent."
     )
 
-    anchor: str = Field(
+    anchor: PathText = Field(
         "behavior",
         description="What ratios are taken against: behavior (logged), start, none, or a model directory.",
     )
-    reference: str | None = Field(None, description="Reference policy, a model directory; null = the start.")
+    reference: PathText | None = Field(
+        None, description="Reference policy, a model directory; null = the start."
+    )
     kl_coef: float = Field(0.0, ge=0, description="Coefficient of the KL term to the reference policy.")
     kl_kind: Literal["k2", "k3"] = Field("k3", description="Estimator of the KL term to the reference.")
 
@@ -252,7 +263,9 @@ def _merge(values: dict[str, Any], text: str) -> None:
 def _parse(key: str, value: str) -> Any:
     """SQL and paths are taken as they stand, since YAML would find mappings and comments in them."""
     annotation = FitConfig.model_fields[key].annotation
-    if annotation is str or ({str, Sql} & set(get_args(annotation)) and get_origin(annotation) is not dict):
+    if annotation is str or (
+        {str, Sql, PathText} & set(get_args(annotation)) and get_origin(annotation) is not dict
+    ):
         return None if value.strip().lower() == "null" else value
     return _yaml_value(key, value)
 

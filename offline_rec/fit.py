@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from offline_rec.loop import CHECKPOINTS, Loop, Run
 from offline_rec.metrics import Record
 from offline_rec.policy import Policy
 from offline_rec.prepare import lead, note, prepare
+from offline_rec.run_folder import held
 
 MODEL = "model"
 
@@ -60,11 +63,12 @@ def fit(
     for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
         tell(note(text))
     loop = Loop(run, tell)
-    if found is not None:
-        loop.restore(found)
-    loop.drop_later_records()
-    loop.go()
-    model_step = _publish(run, loop)
+    with held(run.folder) if engine.rank == 0 else nullcontext():
+        if found is not None:
+            loop.restore(found)
+        loop.drop_later_records()
+        loop.go()
+        model_step = _publish(run, loop)
     return FitResult(
         out=run.folder,
         model=run.folder / MODEL,
@@ -87,12 +91,14 @@ def _publish(run: Run, loop: Loop) -> int:
     After a drift these are those of the best checkpoint by held-out measurement, else of the last one before
     the drift, else of the start.
     """
+    root = run.folder / CHECKPOINTS
     step = loop.step
     if loop.stopped is not None:
-        whole = checkpoint.steps(run.folder / CHECKPOINTS)
-        step = int(loop.best["step"]) if loop.best else max(whole, default=0)
-    source = run.folder / CHECKPOINTS / f"step-{step}" / checkpoint.MODEL_FOLDER
-    lead(run.engine, lambda: _copy(run, source if step else None))
+        best = [int(loop.best["step"])] if loop.best else []
+        latest = [*best, *reversed(checkpoint.steps(root)), 0]
+        step = next(s for s in latest if s == 0 or checkpoint.verify(root / f"step-{s}") is None)
+    source = root / f"step-{step}" / checkpoint.MODEL_FOLDER if step else None
+    lead(run.engine, partial(_copy, run, source))
     return step
 
 

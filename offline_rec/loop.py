@@ -82,7 +82,7 @@ class Loop:
     def go(self) -> None:
         """Run to the last step, or until a guard stops."""
         if self.step == 0 and self.run.heldout is not None:
-            self._note({"step": 0, "heldout": self._measure()})
+            self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
         with Prefetcher(self.run.source.read, self.run.total_steps) as reader:
             while self.step < self.run.total_steps and self.stopped is None:
                 began = time.perf_counter()
@@ -100,7 +100,7 @@ class Loop:
         record = self._record(rows, result, lr)
         saves = step % config.save_every == 0 or step == run.total_steps
         if run.heldout is not None and (saves or step % (config.eval_every or 1) == 0):
-            record["heldout"] = self._measure()
+            record["heldout"] = self._measure(run.heldout)
         self.stopped = self._drifted(record)
         record |= {"stopped": self.stopped} if self.stopped else {}
         record["timing"] = {
@@ -129,10 +129,9 @@ class Loop:
             **({} if finite else {"skipped": True, "bad_rows": result.bad_rows}),
         }
 
-    def _measure(self) -> dict[str, float]:
-        assert self.run.heldout is not None
+    def _measure(self, heldout: HeldOut) -> dict[str, float]:
         budget = self.run.config.tokens_per_micro_batch
-        return self.run.heldout.measure(self.run.engine, self.run.policy, token_budget=budget)
+        return heldout.measure(self.run.engine, self.run.policy, token_budget=budget)
 
     def _drifted(self, record: Record) -> str | None:
         """The reason to stop, on the rows of the step or on held-out ones, where these were measured."""

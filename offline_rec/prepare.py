@@ -50,7 +50,7 @@ def prepare(
     snapshot = Snapshot.read(folder) if resume else None
     found = None
     if snapshot is None:
-        _check_data(ds, plan, config)
+        lead(engine, partial(_check_data, ds, plan, config))
     else:
         found = _checkpoint(folder, progress)
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):

@@ -1,5 +1,6 @@
 """The run directory: who may write to it, and whether a resume goes on with the run that is there."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -57,6 +58,24 @@ def begun(config: FitConfig) -> Iterator[None]:
         else:
             _clear(folder)
         raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a run, by a lock that the kernel drops with this process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"another process is writing to {folder}", "wait for it, or stop it") from error
 
 
 def _clear(folder: Path) -> None:

@@ -93,6 +93,12 @@ def test_what_is_wrong_is_named(texts, message):
     assert message in str(caught.value)
 
 
+def test_paths_are_taken_as_paths(tmp_path):
+    config = FitConfig(dataset=tmp_path / "ds", model=tmp_path, out=tmp_path / "run", reference=tmp_path)
+    assert (config.dataset, config.reference) == (f"{tmp_path}/ds", str(tmp_path))
+    assert fit_config(overrides=["reference=1e3"], flags=PATHS).reference == "1e3"
+
+
 def test_a_missing_path_is_named():
     with pytest.raises(ConfigError, match="model is missing"):
         fit_config(flags={"dataset": "ds", "out": "run"})

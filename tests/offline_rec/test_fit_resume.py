@@ -15,6 +15,7 @@ from offline_rec import run_data as run_data_module
 from offline_rec.fit import fit
 from offline_rec.lineage import LineageWriter
 from offline_rec.metrics import MetricsLog
+from offline_rec.run_folder import held
 from tests.offline_rec import fitting
 from tests.offline_rec.datasets import rollouts
 from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world
@@ -143,6 +144,12 @@ def test_a_directory_without_a_run_is_not_resumed(folder):
 def test_a_resume_with_another_configuration_is_refused_by_field(folder, whole):
     with pytest.raises(ConfigError, match=r"lr: 0\.003 -> 0\.1"):
         fit(config(folder, "whole", **SETTINGS | {"lr": 0.1}), resume=True)
+
+
+def test_two_processes_do_not_write_to_one_run(folder, whole):
+    with held(whole.out), pytest.raises(ConfigError, match="another process is writing"):
+        fit(config(folder, "whole", **SETTINGS), resume=True)
+    assert fit(config(folder, "whole", **SETTINGS), resume=True).steps == whole.steps
 
 
 @pytest.fixture
