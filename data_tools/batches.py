@@ -35,7 +35,7 @@ def fresh_name(existing: list[str]) -> str:
 def check_name(name: str) -> str:
     """Return the name if it can be a file's stem in every store, else raise ConfigError."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be a batch name", "use letters, digits, '-' and '_'")
+        raise ConfigError(f"{name!r} cannot be the name of a file here", "use letters, digits, '-' and '_'")
     return name
 
 
@@ -110,7 +110,12 @@ class BatchWriter:
         name = self._name or fresh_name(self._storage.stems("rollouts", ".parquet"))
         if self._rejects.rows:
             self._rejects.publish(f"rejects/{name}.parquet")
-        self._rollouts.publish(f"rollouts/{name}.parquet", exclusive=self._name is not None)
+        try:
+            self._rollouts.publish(f"rollouts/{name}.parquet", exclusive=self._name is not None)
+        except BaseException:
+            if not self._storage.exists(f"rollouts/{name}.parquet"):
+                self._storage.remove(f"rejects/{name}.parquet")
+            raise
         return name
 
     def discard(self) -> None:

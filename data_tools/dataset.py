@@ -77,18 +77,6 @@ class Dataset(Queryable):
         """Return the path or URL of a batch's rollouts."""
         return self.storage.url(f"rollouts/{batch}.parquet")
 
-    def _newest_versions(self, con: "duckdb.DuckDBPyConnection", batches: list[str]) -> dict[str, int]:
-        """Return the newest version of each policy; a batch is immutable, so each is read once."""
-        unread = [self.rollout_path(batch) for batch in batches if batch not in self._versions]
-        if unread:
-            self._versions.update((batch, {}) for batch in batches if batch not in self._versions)
-            for batch, policy, version in con.sql(views.newest_versions_query(unread)).fetchall():
-                self._versions[batch][policy] = version
-        newest: dict[str, int] = {}
-        for policy, version in (item for batch in batches for item in self._versions[batch].items()):
-            newest[policy] = max(version, newest.get(policy, version))
-        return newest
-
     def parquet(self, batch: str) -> "pq.ParquetFile":
         """Open the rollouts of a batch, local or not."""
         return self.storage.parquet(f"rollouts/{batch}.parquet")
@@ -185,13 +173,26 @@ class Dataset(Queryable):
         content = card.model_dump_json(indent=2, exclude_none=True).encode()
         self.storage.write(f"policies/{_file_stem(card.name)}.json", content + b"\n")
 
+    def _newest_versions(self, con: "duckdb.DuckDBPyConnection", batches: list[str]) -> dict[str, int]:
+        """Return the newest version of each policy; a batch is immutable, so each is read once."""
+        unread = [self.rollout_path(batch) for batch in batches if batch not in self._versions]
+        if unread:
+            self._versions.update((batch, {}) for batch in batches if batch not in self._versions)
+            for batch, policy, version in con.sql(views.newest_versions_query(unread)).fetchall():
+                self._versions[batch][policy] = version
+        newest: dict[str, int] = {}
+        for policy, version in (item for batch in batches for item in self._versions[batch].items()):
+            newest[policy] = max(version, newest.get(policy, version))
+        return newest
+
     def _card(self, stem: str) -> PolicyCard:
         name = f"policies/{stem}.json"
         try:
             return PolicyCard.model_validate_json(self.storage.read(name))
         except ValidationError as error:
             raise DataError(
-                f"{self.storage.url(name)}: not a policy card: {error}", "mend or remove the file"
+                f"{self.storage.url(name)} is no policy card: {error.errors()[0]['msg']}",
+                "mend or remove the file",
             ) from error
 
     def _cards(self) -> list[list[str | None]]:
@@ -231,7 +232,7 @@ def _create(storage: Storage, holdout: float) -> None:
         raise ConfigError(
             f"holdout must be at least 0 and below 1, got {holdout:g}", "0.1 keeps every tenth prompt out"
         )
-    if storage.entries(""):
+    if storage.entries("") and not storage.exists("rec.json"):  # it may have been created this moment
         raise DataError(
             f"{storage.root} is not a dataset, and not empty", "choose a new or an empty directory"
         )
@@ -261,7 +262,8 @@ def _read_info(storage: Storage) -> DatasetInfo:
     try:
         return DatasetInfo.model_validate(content)
     except ValidationError as error:
-        raise DataError(f"{where} cannot be read: {error}", "restore it from a copy") from error
+        reason = error.errors()[0]["msg"]
+        raise DataError(f"{where} cannot be read: {reason}", "restore it from a copy") from error
 
 
 def _file_stem(name: str) -> str:

@@ -29,7 +29,7 @@ def _readable(prefix: str, lines: list[str]) -> ConfigError | DataError:
         )
         return DataError(prefix + lines[0], hint)
     if any(mark in lines[0].lower() for mark in ("magic bytes", "parquet file", "zstd", "thrift")):
-        return DataError(prefix + lines[0], "the file is damaged: restore it from a copy, or remove it with its rows")
+        return DataError(prefix + lines[0], "the file is damaged: restore it from a copy, or remove it")
     if lines[0].startswith("IO Error"):
         hint = "if another process deletes from or compacts this dataset, run the command again"
         return DataError(prefix + lines[0], hint)

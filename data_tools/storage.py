@@ -6,6 +6,7 @@ published.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -185,7 +186,11 @@ class LocalStorage(Storage):
         """Hold a lock that the kernel drops with the process, so that a crash leaves none behind."""
         import fcntl
 
-        with open(self.url(".lock"), "a") as file:
+        try:
+            file = open(self.url(".lock"), "a")  # noqa: SIM115 - closed below, which also gives the lock back
+        except OSError as error:
+            raise write_error(self.url(".lock"), error) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -311,14 +316,14 @@ def discard(path: str) -> None:
 
 
 def write_error(path: str, error: OSError) -> DataError:
-    """Return the error a user reads when a write failed: the path, why, and the free space left."""
-    reason = error.strerror or str(error)
+    """Return the error a user reads when a write failed: the path, the reason, and what to do."""
     folder = os.path.dirname(path)
-    hint = "nothing became visible; check the permissions and the free space, then run the command again"
-    with contextlib.suppress(OSError):
+    todo = "check the permissions"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free = shutil.disk_usage(folder).free / 2**30
-        hint = f"nothing became visible; {free:.1f} GiB are free in {folder}: make room, then run it again"
-    return DataError(f"could not write {path}: {reason}", hint)
+        todo = f"make room ({free:.1f} GiB are free in {folder})"
+    reason = error.strerror or str(error)
+    return DataError(f"could not write {path}: {reason}", f"nothing became visible; {todo} and run it again")
 
 
 def _age(entry: "os.DirEntry[str]") -> float:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from data_tools.storage import Storage
 
-_PENDING, _COMMITTED = ".pending.json", ".json"
+_PENDING, _COMMITTED, _DONE = ".pending.json", ".json", ".done"
 
 SIDECAR_KINDS = ("tokens", "logprobs")
 """Folders of folders of files that are aligned with the rollouts file of the same name."""
@@ -30,29 +30,38 @@ class Swap(BaseModel):
 
 
 def live_batches(storage: Storage) -> list[str]:
-    """Return the sorted names of the batches that count at this moment."""
+    """Return the sorted names of the batches that count at this moment.
+
+    A swap that moved on during the listing could show its old and its new batches, or neither: list again
+    then. The last swap stays noted after its end, so that one that began and ended meanwhile is seen as well.
+    """
     while True:
         before = storage.entries("swaps")
         listed = storage.stems("rollouts", ".parquet")
         hidden = _hidden(storage, before)
-        # A swap that moved on during the listing would show both its old and its new batches, or neither.
         if hidden is not None and storage.entries("swaps") == before:
             return [name for name in listed if name not in hidden]
 
 
 def _hidden(storage: Storage, entries: Sequence[str]) -> set[str] | None:
     """Return the batches that swaps hide, or None where a swap ended while it was read."""
-    hidden: set[str] = set()
-    for name in entries:
-        is_pending = name.endswith(_PENDING)
-        if is_pending and name.removesuffix(_PENDING) + _COMMITTED in entries:
-            continue
-        try:
-            swap = Swap.model_validate_json(storage.read(f"swaps/{name}"))
-        except FileNotFoundError:
-            return None
-        hidden.update(swap.adds if is_pending else swap.removes)
-    return hidden
+    pending, committed = _keys(entries, _PENDING), _keys(entries, _COMMITTED)
+    try:
+        added = [_read(storage, key + _PENDING).adds for key in pending - committed]
+        removed = [_read(storage, key + _COMMITTED).removes for key in committed]
+    except FileNotFoundError:
+        return None
+    return {name for names in added + removed for name in names}
+
+
+def _keys(entries: Sequence[str], ending: str) -> set[str]:
+    """Return the swaps that have a file of just this ending (`.pending.json` is not `.json`)."""
+    found = (entry.partition(".") for entry in entries)
+    return {key for key, dot, rest in found if dot + rest == ending}
+
+
+def _read(storage: Storage, name: str) -> Swap:
+    return Swap.model_validate_json(storage.read(f"swaps/{name}"))
 
 
 @contextlib.contextmanager
@@ -77,36 +86,32 @@ def recover(storage: Storage) -> list[Swap]:
     Needs the storage's lock, as `clear` does. Sidecars of batches that are gone go as well.
     """
     entries = storage.entries("swaps")
-    committed = {name.removesuffix(_COMMITTED) for name in entries if not name.endswith(_PENDING)}
-    for name in entries:
-        key = name.removesuffix(_PENDING)
-        if not name.endswith(_PENDING):
-            continue
+    committed = _keys(entries, _COMMITTED)
+    for key in _keys(entries, _PENDING):
         if key not in committed:
-            _forget(storage, Swap.model_validate_json(storage.read(f"swaps/{name}")).adds)
-        storage.remove(f"swaps/{name}")
+            _forget(storage, _read(storage, key + _PENDING).adds)
+        storage.remove(f"swaps/{key}{_PENDING}")
     present = set(storage.stems("rollouts", ".parquet"))
     for folder in sidecar_folders(storage):
         for orphan in set(storage.stems(folder, ".parquet")) - present:
             storage.remove(f"{folder}/{orphan}.parquet")
-    return [_read(storage, key) for key in sorted(committed)]
+    return [_read(storage, key + _COMMITTED) for key in committed]
 
 
 def clear(storage: Storage) -> None:
-    """Remove the files that committed swaps replaced, then the notes about them."""
-    for name in storage.entries("swaps"):
-        if not name.endswith(_PENDING):
-            _forget(storage, _read(storage, name.removesuffix(_COMMITTED)).removes)
-            storage.remove(f"swaps/{name}")
+    """Remove the files that committed swaps replaced, and note the swaps as done."""
+    entries = storage.entries("swaps")
+    for key in _keys(entries, _COMMITTED):
+        _forget(storage, _read(storage, key + _COMMITTED).removes)
+        storage.write(f"swaps/{key}{_DONE}", b"")
+        storage.remove(f"swaps/{key}{_COMMITTED}")
+        for earlier in _keys(entries, _DONE) - {key}:
+            storage.remove(f"swaps/{earlier}{_DONE}")
 
 
 def sidecar_folders(storage: Storage) -> list[str]:
     """Return the folders whose files are aligned with rollouts, such as `tokens/3f2a`."""
     return [f"{kind}/{key}" for kind in SIDECAR_KINDS for key in storage.entries(kind)]
-
-
-def _read(storage: Storage, key: str) -> Swap:
-    return Swap.model_validate_json(storage.read(f"swaps/{key}{_COMMITTED}"))
 
 
 def _forget(storage: Storage, batches: Sequence[str]) -> None:

@@ -3,6 +3,7 @@ import pytest
 
 import data_tools
 from data_tools.compaction import CompactReport, compact
+from data_tools.storage import LocalStorage
 from tests.data_tools.rollout_rows import many, row, table
 from tests.data_tools.test_deletion import assert_aligned, score
 
@@ -132,3 +133,22 @@ def test_a_batch_collected_afterwards_sorts_behind_the_compacted_ones(ds):
     ds.compact()
     last = commit(ds, many(10, start=20))
     assert ds.batches()[-1] == last
+
+
+def test_a_listing_that_a_whole_swap_overtakes_is_made_again(ds, monkeypatch):
+    commit(ds, many(10))
+    commit(ds, many(10, start=10))
+    listed, overtaken = LocalStorage.stems, []
+
+    def slow_listing(storage, folder, suffix):
+        names = listed(storage, folder, suffix)
+        if folder == "rollouts" and not overtaken:
+            overtaken.append(names)
+            ds.compact()
+        return names
+
+    monkeypatch.setattr(LocalStorage, "stems", slow_listing)
+    found = ds.batches()
+    assert len(found) == 1
+    assert found != overtaken[0]
+    assert ds.batches() == found

@@ -150,7 +150,7 @@ def test_a_batch_name_is_never_used_twice(ds):
 
 @pytest.mark.parametrize("name", ["../evil", ".hidden", "a b", "", "a/b", "a.parquet"])
 def test_a_name_that_is_no_plain_stem_is_refused(ds, name):
-    with pytest.raises(ConfigError, match="cannot be a batch name"):
+    with pytest.raises(ConfigError, match="cannot be the name of a file"):
         ds.writer(name)
 
 
