@@ -56,6 +56,7 @@ FLAGS = {
     "multimodal": "the messages hold parts that are no text",
     "broken_tool_arguments": "the arguments of a tool call are no JSON; kept as logged",
     "incomplete_group": "fewer responses than the request asked for",
+    "shared_reward": "one reward for several responses: it is none of theirs and stays in `extra`",
     "mask_without_ids": "a loss mask of ones without response ids was left out",
 }
 """Flags that collect sets on rows; each is counted as a note too."""

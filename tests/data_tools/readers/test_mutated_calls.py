@@ -1,0 +1,146 @@
+"""Whatever happens to a log of calls: no crash, every record counted, no number that was not logged."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_tools import readers
+from data_tools.identity import Scope
+from data_tools.pipeline import Settings, process
+from data_tools.records import fingerprint
+from tests.data_tools.logged import log_of
+
+CASES = Path(__file__).parents[2] / "cases"
+NAMES = [
+    "openai_chat_request_response_pairs.jsonl",
+    "openai_completions_legacy.jsonl",
+    "vllm_chat_return_token_ids.jsonl",
+    "vllm_chat_tokens_as_token_ids.jsonl",
+    "vllm_completions_return_token_ids.jsonl",
+    *(f"troubles/{path.name}" for path in sorted((CASES / "troubles").glob("A0[346]_*.jsonl"))),
+    "troubles/A02_echo_null_first_logprob.jsonl",
+    "troubles/A13_n_choices.jsonl",
+]
+RECORDS = [json.loads(line) for name in NAMES for line in (CASES / name).read_bytes().splitlines()]
+STRANGE = st.sampled_from(
+    [
+        None,
+        True,
+        0,
+        -1,
+        7,
+        1.5,
+        1e300,
+        "",
+        "x",
+        "7",
+        "-0.5",
+        "[1]",
+        '{"a": 1}',
+        [],
+        [None],
+        [[1], "b"],
+        {},
+        {"role": 1},
+    ]
+)
+
+
+def places(value, path=()):
+    """Every path to a value inside a record."""
+    children = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, child in children:
+        yield (*path, key)
+        yield from places(child, (*path, key))
+
+
+def changed(record, path, change, strange):
+    """The record with one value dropped, made null, retyped or cut."""
+    record = copy.deepcopy(record)
+    holder = record
+    for key in path[:-1]:
+        holder = holder[key]
+    value = holder[path[-1]]
+    if change == "drop":
+        del holder[path[-1]]
+    elif change == "cut" and isinstance(value, str | list):
+        holder[path[-1]] = value[: len(value) // 2]
+    elif change == "text":
+        holder[path[-1]] = json.dumps(value)
+    else:
+        holder[path[-1]] = strange
+    return record
+
+
+@st.composite
+def mutated(draw):
+    record = draw(st.sampled_from(RECORDS))
+    for _ in range(draw(st.integers(1, 3))):
+        # Few of the many places are structure; they are drawn as often as the long lists below them.
+        depth = draw(st.integers(1, 7))
+        found = [path for path in places(record) if len(path) <= depth]
+        if not found:
+            break
+        change = draw(st.sampled_from(["drop", "null", "cut", "text", "retype"]))
+        strange = None if change == "null" else draw(STRANGE)
+        record = changed(record, draw(st.sampled_from(found)), change, strange)
+    return record
+
+
+def numbers(value):
+    """Every number in a record, also in JSON text and written as text."""
+    if isinstance(value, bool | int | float):
+        yield float(value)
+    elif isinstance(value, str):
+        try:
+            yield from numbers(json.loads(value))
+        except ValueError:
+            return
+    elif isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from numbers(child)
+
+
+def as_float32(values):
+    with np.errstate(over="ignore"):
+        return set(np.array(list(values), np.float64).astype(np.float32).tolist())
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(mutated(), min_size=1, max_size=3), st.sampled_from(["openai", "vllm"]))
+def test_mutated_calls_are_counted_and_nothing_is_invented(records, name):
+    log = log_of(b"".join(json.dumps(record).encode() + b"\n" for record in records))
+    reader = readers.reader(name)
+    scope = Scope(name, fingerprint(log), log.name)
+    seen, input_rows = [], 0
+    for chunk in reader.chunks(log):
+        input_rows += chunk.input_rows
+        read = len(chunk.source_row) + len(chunk.rejects)
+        done = process(chunk, scope, Settings())
+        rows = done.rows.table.to_pylist()
+        assert len(rows) + len(done.rejects) == read
+        seen += [row["source_row"] for row in rows] + [reject.row for reject in done.rejects]
+        for row in rows:
+            check(row, records[row["source_row"] - 1])
+    assert input_rows == len(records)
+    assert set(seen) == set(range(1, len(records) + 1))  # no record vanishes
+
+
+def check(row, record):
+    logged = set(numbers(record))
+    assert row["reward"] is None or row["reward"] in logged
+    values = [value for value in row["behavior_logprobs"] or () if value is not None]
+    assert set(values) <= as_float32(logged) | {0.0 for value in logged if 0 < value <= 1e-3}
+    assert all(math.isfinite(value) and value <= 0 for value in values)
+    assert row["response"] is not None or row["response_ids"] is not None
+    if row["behavior_logprob"] is not None:
+        assert len(values) == len(row["response_ids"])
+        text = json.dumps(record)
+        assert all(str(token) in text for token in row["response_ids"])
