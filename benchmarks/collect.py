@@ -21,24 +21,40 @@ from pathlib import Path
 import click
 import numpy as np
 
+from data_tools.schema import TOKEN_COLUMNS
+from offline_rec.quiet import quiet
+
 TOKENS = 200
 VOCABULARY = 32_000
 PIECE = 20  # tokens of a prepared piece of text: joining pieces is ten times faster than formatting numbers
 
 ROW = (
     '{{"group_id":"g{group}","prompt":"Prompt number {group}: what comes next?","prompt_ids":[{prompt}],'
-    '"response":"response {row}","response_ids":[{ids}],"behavior_logprobs":[{logprobs}],"reward":{reward},'
+    '"response_ids":[{ids}],"behavior_logprobs":[{logprobs}],"reward":{reward},'
     '"policy":"bench","policy_version":{version},"temperature":1.0,"logprob_kind":"processed","finish_reason":"stop"}}\n'
 )
 
 DUCKDB_COLUMNS = {
-    **dict.fromkeys(["group_id", "prompt", "response", "policy", "logprob_kind", "finish_reason"], "VARCHAR"),
+    **dict.fromkeys(["group_id", "prompt", "policy", "logprob_kind", "finish_reason"], "VARCHAR"),
     **dict.fromkeys(["prompt_ids", "response_ids"], "INTEGER[]"),
     "behavior_logprobs": "FLOAT[]",
     "reward": "DOUBLE",
     "policy_version": "BIGINT",
     "temperature": "FLOAT",
 }
+
+
+TELL = """
+import atexit, sys
+def tell():
+    fields = {}
+    for name in ("status", "io"):
+        with open(f"/proc/self/{name}") as file:
+            fields.update(line.split(":", 1) for line in file)
+    sys.stderr.write(f"\\n{fields['VmHWM'].split()[0]} {fields['rchar'].strip()}")
+atexit.register(tell)
+"""
+"""Prints the peak memory in KiB and the bytes read of the process when it ends."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,6 @@ def write_log(path: Path, rows: int, *, seed: int) -> None:
             file.write(
                 ROW.format(
                     group=row // 8,
-                    row=row,
                     prompt=ids[row // 8 % len(ids)],
                     ids=",".join(choose.choices(ids, k=TOKENS // PIECE)),
                     logprobs=",".join(choose.choices(logprobs, k=TOKENS // PIECE)),
@@ -72,29 +87,20 @@ def write_log(path: Path, rows: int, *, seed: int) -> None:
 
 
 def measure(code: str, *arguments: str) -> Measured:
-    """Run Python code in a fresh process."""
-    # The last line of stderr carries what only the process itself can know: the bytes that it read.
-    wrapped = (
-        f"import atexit, sys\n"
-        f"def told():\n"
-        f"    rows = dict(line.split(': ') for line in open('/proc/self/io').read().splitlines())\n"
-        f"    sys.stderr.write('\\nread ' + rows['rchar'])\n"
-        f"atexit.register(told)\n{code}"
-    )
-    with tempfile.TemporaryFile() as errors:
+    """Run Python code in a fresh process, which tells as its last line what only itself can know."""
+    # VmHWM and not ru_maxrss: the latter also counts this process, whose memory the child shares until it execs.
+    with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-c", wrapped, *arguments], stdout=subprocess.DEVNULL, stderr=errors
+        done = subprocess.run(
+            [sys.executable, "-c", TELL + code, *arguments], stdout=subprocess.DEVNULL, stderr=errors
         )
-        _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
-        told = errors.read().decode(errors="replace")
-    if process.returncode:
-        raise SystemExit(told)
-    read = int(told.rsplit("read ", 1)[1])
-    return Measured(round(seconds, 2), round(usage.ru_maxrss / 1024, 1), round(read / 2**20, 1))
+        *said, told = errors.read().splitlines()
+    if done.returncode:
+        raise SystemExit("\n".join(said))
+    peak_kib, read_bytes = map(int, told.split())
+    return Measured(round(seconds, 2), round(peak_kib / 2**10, 1), round(read_bytes / 2**20, 1))
 
 
 def rec(*arguments: str) -> Measured:
@@ -112,8 +118,6 @@ def bare_duckdb(log: Path, target: Path) -> Measured:
 def token_columns_mib(dataset: Path) -> float:
     """Compressed size of the token columns of a dataset, from the footers of its files."""
     import pyarrow.parquet as pq
-
-    from data_tools.schema import TOKEN_COLUMNS
 
     total = 0
     for path in dataset.glob("rollouts/*.parquet"):
@@ -200,7 +204,8 @@ def main(sizes: tuple[int, ...], output: Path | None, folder: Path | None) -> No
     results = []
     with tempfile.TemporaryDirectory(dir=folder) as work:
         model = Path(work) / "model"
-        tiny_model(model)
+        with quiet():
+            tiny_model(model)
         for rows in sizes:
             results.append(run_size(Path(work), model, rows))
             click.echo(report(results[-1]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+ROOT = Path(__file__).parent.parent.parent
 
 
 def total(result):
@@ -55,15 +55,14 @@ def test_a_dry_run_counts_and_writes_nothing(run, log, tmp_path):
 
 
 def test_a_select_from_a_file_turns_a_line_into_several_rows(run, tmp_path):
+    log = ROOT / "tests" / "cases" / "gsm8k_excerpt.jsonl"
+    lines = len(log.read_text().splitlines())
     told = total(
-        run(
-            *("collect", EXAMPLES / "solutions.jsonl", "--into", tmp_path / "ds"),
-            *("--select", EXAMPLES / "solutions.sql", "--json"),
-        )
+        run("collect", log, "--into", tmp_path / "ds", "--select", ROOT / "docs" / "gsm8k.sql", "--json")
     )
-    assert (told["input_rows"], told["kept"]) == (24, 96)
+    assert (told["input_rows"], told["kept"]) == (lines, 4 * lines)
     groups = run("sql", tmp_path / "ds", "SELECT count(*), min(n), max(n) FROM groups", "--format", "csv")
-    assert groups.stdout.splitlines()[1] == "24,4,4"
+    assert groups.stdout.splitlines()[1] == f"{lines},4,4"
 
 
 def test_map_names_columns_of_a_log_with_other_names(run, tmp_path):

@@ -70,7 +70,8 @@ def test_explain_shows_the_statement_and_what_it_keeps(run, dataset):
 
 
 def test_explain_as_json_holds_the_weight_by_policy(run, dataset):
-    result = run("fit", dataset, "--model", "m", "--out", "r", "--explain", "--json", "--weight", "red_weight(1)")
+    weight = ("--weight", "red_weight(1)")
+    result = run("fit", dataset, "--model", "m", "--out", "r", "--explain", "--json", *weight)
     mass = json.loads(result.stdout)["shaping"]["mass"]
     assert {row["policy"] for row in mass} <= {"old", "new"}
 

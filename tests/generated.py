@@ -1,0 +1,74 @@
+"""Parts of the documentation that the code itself tells: `python -m tests.generated` brings them up to date.
+
+A part stands between `<!-- NAME -->` and `<!-- end of NAME -->`, NAME being a key of PARTS.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from data_tools.columns import ALIASES, LOOSE
+from data_tools.reasons import FLAGS, NOTES, REASONS
+from offline_rec.config import describe_fields
+
+ROOT = Path(__file__).parent.parent
+
+
+def purpose(path: Path) -> str:
+    """The first sentence of a module's docstring, which says what the file is."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.)\s", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
+
+
+def package_map(package: str) -> str:
+    """A line for each file of a package; packages below it speak through their `__init__.py`."""
+    paths = sorted((ROOT / package).rglob("*.py"), key=lambda path: (path.parent, path.name))
+    first = ROOT / package / "__init__.py"
+    rows = [
+        f"| `{path.relative_to(ROOT).as_posix()}` | {purpose(path)} |\n" for path in paths if path != first
+    ]
+    return f"\n| `{package}` | {purpose(first)} |\n|---|---|\n{''.join(rows)}"
+
+
+def file_map() -> str:
+    return "".join(map(package_map, ("cli", "offline_rec", "data_tools"))) + "\n"
+
+
+def aliases() -> str:
+    rows = [f"| `{column}` | {', '.join(f'`{name}`' for name in ALIASES[column])} |\n" for column in LOOSE]
+    return f"| column | goes by |\n|---|---|\n{''.join(rows)}"
+
+
+def codes(table: Mapping[str, str]) -> Callable[[], str]:
+    return lambda: "".join(
+        ["| code | meaning |\n|---|---|\n", *(f"| `{c}` | {m} |\n" for c, m in table.items())]
+    )
+
+
+def fields() -> str:
+    rows = [f"| `{name}` | {default} | {meaning} |\n" for name, default, meaning in describe_fields()]
+    return f"| field | default | meaning |\n|---|---|---|\n{''.join(rows)}"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "map": file_map,
+    "aliases": aliases,
+    "reasons": codes(REASONS),
+    "notes": codes(NOTES),
+    "flags": codes(FLAGS),
+    "fields": fields,
+}
+
+
+def up_to_date(text: str) -> str:
+    """The text of a page with every generated part as it has to be."""
+    for name, make in PARTS.items():
+        place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.S)
+        text = place.sub(lambda _, make=make: make(), text)
+    return text
+
+
+if __name__ == "__main__":
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        page.write_text(up_to_date(page.read_text(encoding="utf-8")), encoding="utf-8")
