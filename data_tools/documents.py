@@ -70,15 +70,17 @@ def elements(data: Iterable[bytes]) -> Iterator[Any]:
             window.at += 1
             continue
         try:
-            yield _value(window, decoder)
+            value, raw = _value(window, decoder)
         except Refused as refused:
             yield refused
             _resume(window)
+        else:
+            yield _checked(value, raw)
     if window.torn:
         yield Refused("torn_archive", window.torn)
 
 
-def _value(window: _Text, decoder: json.JSONDecoder) -> Any:
+def _value(window: _Text, decoder: json.JSONDecoder) -> tuple[Any, str]:
     while True:
         try:
             value, end = decoder.raw_decode(window.text, window.at)
@@ -90,7 +92,7 @@ def _value(window: _Text, decoder: json.JSONDecoder) -> Any:
         else:
             if end < len(window.text) or window.ended:  # a number at the very end may go on
                 raw, window.at = window.text[window.at : end], end
-                return _checked(value, raw)
+                return value, raw
         window.grow()
 
 
@@ -105,9 +107,9 @@ def _checked(value: Any, raw: str) -> Any:
         try:
             raw.encode()
         except UnicodeEncodeError:
-            raise Refused("not_json", "not UTF-8 text") from None
+            return Refused("not_json", "not UTF-8 text")
     if not isinstance(value, dict | list):
-        raise Refused("not_an_object", f"a bare {type(value).__name__}")
+        return Refused("not_an_object", f"a bare {type(value).__name__}")
     return without_surrogates(value, Counter()) if "\\u" in raw else value
 
 

@@ -17,6 +17,7 @@ from data_tools.columns import LOOSE, ColumnKind
 from data_tools.prompts import response_parts
 from data_tools.readers.base import Chunk
 from data_tools.reasons import Notes, Refused
+from data_tools.tables import listed
 
 _NONE = type(None)
 
@@ -101,8 +102,7 @@ def plain(values: Sequence[Any] | pa.Array) -> Sequence[Any]:
         return values
     if isinstance(values.type, pa.BaseExtensionType):
         return [None if text is None else _parsed(text) for text in values.storage.to_pylist()]
-    listed: list[Any] = values.to_pylist()
-    return listed
+    return listed(values)
 
 
 def _parsed(text: str) -> Any:
@@ -162,6 +162,9 @@ def _text_of_integers(values: Sequence[Any]) -> pa.Array | None:
 def _in_range(kind: ColumnKind, array: pa.Array) -> bool:
     if kind in ("float", "reward"):
         return pc.all(pc.is_finite(array)).as_py() in (True, None)
+    if kind == "mask":
+        bits = pc.is_in(array.values, pa.array([0, 1]))
+        return bool(pc.all(bits).as_py() in (True, None))
     if kind == "int32" and array.null_count < len(array):
         bounds = pc.min_max(array)
         return bool(bounds["min"].as_py() >= -(2**31) and bounds["max"].as_py() < 2**31)

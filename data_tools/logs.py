@@ -60,9 +60,9 @@ class Log:
         try:
             return self.opener()
         except OSError as error:
-            raise DataError(
-                f"{self.name} cannot be read: {error.strerror or error}", "check the path"
-            ) from error
+            missing = isinstance(error, FileNotFoundError)
+            what = "does not exist" if missing else f"cannot be read: {error.strerror or error}"
+            raise DataError(f"{self.name} {what}", "check the path") from error
 
     @cached_property
     def compression(self) -> str | None:
@@ -96,9 +96,10 @@ class Log:
         try:
             copy = Path(folder) / "log"
             with copy.open("wb") as out:
-                for block in self.blocks():
-                    out.write(block)
+                out.writelines(self.blocks())
             yield str(copy)
+        except TornArchive as error:
+            raise DataError(f"{self.name}: {error}", "copy the file again, or leave it out") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,12 +139,12 @@ def _gz() -> Any:
 
 def kind_of(head: bytes) -> Kind:
     """Tell what a log holds by its first bytes: magic numbers, lines that parse as JSON, a table."""
-    if not head.strip():
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
         return "empty"
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     lines = [line for line in text.split(b"\n", SAMPLE_LINES)[:SAMPLE_LINES] if line.strip()]
     if text[:1] in (b"{", b"["):
         return _json_kind(lines, whole=b"\n" not in text)

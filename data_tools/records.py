@@ -16,7 +16,7 @@ from data_tools.jsontext import dump, parse
 from data_tools.lines import LineBlock, line_blocks
 from data_tools.logs import Log
 from data_tools.reasons import Refused, Reject
-from data_tools.tables import columns_of, csv_records, parquet_batches, row_digests
+from data_tools.tables import columns_of, csv_records, listed, parquet_batches, row_digests
 
 SAMPLES = 16
 ELEMENTS = 1024
@@ -126,8 +126,11 @@ def _element_blocks(log: Log) -> Iterator[Block]:
 def _parquet_blocks(log: Log) -> Iterator[Block]:
     row = 1
     for batch in parquet_batches(log):
+        columns = columns_of(batch)
+        values = zip(*map(listed, columns.values()), strict=True)
+        records = [dict(zip(columns, record, strict=True)) for record in values]
         numbers = list(range(row, row + batch.num_rows))
-        yield Block(numbers, batch.to_pylist(), row_digests(columns_of(batch)), input_rows=batch.num_rows)
+        yield Block(numbers, records, row_digests(columns), input_rows=batch.num_rows)
         row += batch.num_rows
 
 

@@ -72,10 +72,12 @@ def _matches(pattern: str, stack: ExitStack) -> list[Source]:
     if not any(mark in pattern for mark in _GLOB):
         broken = " (a broken link)" if os.path.islink(pattern) else ""
         raise DataError(f"{pattern} does not exist{broken}", "check the path")
-    paths = sorted(glob.glob(pattern, recursive=True))
-    if not paths:
+    # `**` follows links, also one to a folder above it: each file counts once, under its shortest path.
+    paths = sorted(glob.glob(pattern, recursive=True), key=lambda path: (len(path), path))
+    files = {os.path.realpath(path): path for path in reversed(paths)}
+    if not files:
         raise DataError(f"no file matches {pattern}", "check the pattern, and quote it against the shell")
-    return [found for path in paths for found in _expand_one(path, stack)]
+    return [found for path in sorted(files.values()) for found in _expand_one(path, stack)]
 
 
 def _folder(folder: str) -> list[Source]:

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,18 @@ FIELD_BYTES = 1 << 27
 
 def parquet_batches(log: Log) -> Iterator[pa.RecordBatch]:
     """Yield a Parquet log in batches of bounded size; raises DataError where the file is damaged."""
-    with log.local_file() as path:
-        try:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
-                    batch.validate(full=True)  # text that is no UTF-8 would fail much later
-                    yield batch
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(log, error) from error
+    with log.local_file() as path, _reading(log), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
+            batch.validate(full=True)  # text that is no UTF-8 would fail much later
+            yield batch
+
+
+@contextmanager
+def _reading(log: Log) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(log, error) from error
 
 
 def damaged(log: Log, error: Exception) -> DataError:
@@ -53,9 +57,7 @@ def csv_records(data: Iterable[bytes]) -> Iterator[tuple[int, dict[str, str | No
     `line` is the physical line on which the row begins, from 1. A broken row is yielded as a Refused.
     """
     csv.field_size_limit(FIELD_BYTES)
-    text = (
-        line.decode("utf-8", "surrogateescape") + "\n" for lines in line_blocks(data) for line in lines.lines
-    )
+    text = _CsvLines(data)
     first = next(text, "")
     delimiter = max(",\t;", key=first.count)
     header = next(csv.reader([first], delimiter=delimiter), [])
@@ -65,23 +67,67 @@ def csv_records(data: Iterable[bytes]) -> Iterator[tuple[int, dict[str, str | No
         try:
             values = next(reader)
         except StopIteration:
-            return
+            break
         except csv.Error as error:
             yield line, Refused("bad_csv", str(error))
             continue
         if values:
             yield line, _csv_record(header, values)
+    if text.torn:
+        yield line, Refused("torn_archive", text.torn)
+
+
+class _CsvLines:
+    """Lines of text for the csv module, which needs their ends; remembers whether an archive broke."""
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self.torn: str | None = None
+        self._lines = self._read(data)
+
+    def _read(self, data: Iterable[bytes]) -> Iterator[str]:
+        for block in line_blocks(data):
+            self.torn = block.torn
+            # A byte that is no UTF-8 becomes a lone surrogate, by which `_csv_record` knows what to refuse.
+            yield from (line.decode("utf-8", "surrogateescape") + "\n" for line in block.lines)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._lines)
 
 
 def _csv_record(header: list[str], values: list[str]) -> dict[str, str | None] | Refused:
     if len(values) != len(header):
         return Refused("bad_csv", f"{len(values)} values for {len(header)} columns")
-    if not all(map(str.isascii, values)):
-        with suppress(UnicodeEncodeError):
-            "".join(values).encode()
-            return {name: value or None for name, value in zip(header, values, strict=True)}
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
         return Refused("bad_csv", "not UTF-8 text")
     return {name: value or None for name, value in zip(header, values, strict=True)}
+
+
+def listed(array: pa.Array) -> list[Any]:
+    """Python values of an Arrow array; times that Python cannot hold are their text."""
+    try:
+        values: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError):
+        values = _with_times_as_text(array).to_pylist()
+    return values
+
+
+def _with_times_as_text(array: pa.Array) -> pa.Array:
+    return array.cast(_text_for_times(array.type))
+
+
+def _text_for_times(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_text_for_times(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_text_for_times(kind.value_type))
+    return kind
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -113,7 +159,7 @@ def _cells(values: pa.Array | Sequence[Any]) -> list[bytes | None]:
             values = values.dictionary_decode()
         if _is_list_of_numbers(values.type):
             return _number_lists(values.cast(pa.large_list(pa.float64()), safe=False))
-        values = values.to_pylist()
+        values = listed(values)
     return [None if value is None else _cell(value) for value in values]
 
 

@@ -15,7 +15,7 @@ from data_tools.prompts import is_chat, split_conversation
 from data_tools.readers.base import Carries, Chunk, Reader
 from data_tools.reasons import Refused
 from data_tools.records import Block, blocks, flat
-from data_tools.tables import columns_of, parquet_batches, row_digests
+from data_tools.tables import columns_of, listed, parquet_batches, row_digests
 
 Columns = dict[str, Any]
 """Name -> values: an Arrow array or a list."""
@@ -208,8 +208,7 @@ def table_chunk(fields: Columns, rows: Sequence[int | None]) -> Chunk:
 
 
 def _listed(values: Sequence[Any] | pa.Array) -> Sequence[Any]:
-    listed: Sequence[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
-    return listed
+    return listed(values) if isinstance(values, pa.Array) else values
 
 
 def _records(fields: Columns, count: int) -> list[dict[str, Any]]:

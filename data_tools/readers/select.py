@@ -25,7 +25,7 @@ from data_tools.logs import Log
 from data_tools.readers.base import Carries, Chunk, Reader
 from data_tools.readers.rows import Layout, table_chunks
 from data_tools.reasons import Refused, Reject
-from data_tools.records import blocks, element_digest, flat
+from data_tools.records import Block, blocks, element_digest, flat
 from data_tools.tables import csv_records, damaged
 from data_tools.views import identifier, literal
 
@@ -147,31 +147,30 @@ def _prepared_parquet(log: Log, path: str) -> _Prepared:
 
 
 def _prepared_json(log: Log, path: str) -> _Prepared:
-    made, longest, written = _Prepared(path), 0, 0
+    made, longest = _Prepared(path), 0
     with open(path, "wb") as copy:
         for block in map(flat, blocks(log)):
             made.input_rows += block.input_rows
             made.rejects += block.rejects
-            for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
-                try:
-                    line = _json_line(row, record, content)
-                except Refused as refused:
-                    made.rejects.append(refused.at(row))
-                    continue
-                longest, written = max(longest, len(line)), written + 1
-                copy.write(line)
-    if written:
+            good = list(_json_lines(block, made.rejects))
+            longest = max(longest, *map(len, good), 0)
+            copy.writelines(good)
+    if longest:
         size = max(longest + 1, 1 << 24)
         made.scan = f"""read_json({literal(path)}, format = 'newline_delimited', sample_size = -1,
             maximum_object_size = {size}, compression = 'none')"""
     return made
 
 
-def _json_line(row: int, record: Any, content: bytes) -> bytes:
-    """The record with its row number on one line, written anew: as JSON that any parser takes alike."""
-    if not isinstance(record, dict):
-        raise Refused("not_an_object", "an element that is no object")
-    return dump({**record, _ROW: row, CONTENT: content.hex()}).encode() + b"\n"
+def _json_lines(block: Block, rejects: list[Reject]) -> Iterator[bytes]:
+    """Each record with its row number on one line, written anew: as JSON that any parser takes alike."""
+    for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
+        try:
+            if not isinstance(record, dict):
+                raise Refused("not_an_object", "an element that is no object")
+            yield dump({**record, _ROW: row, CONTENT: content.hex()}).encode() + b"\n"
+        except Refused as refused:
+            rejects.append(refused.at(row))
 
 
 def _prepared_csv(log: Log, path: str) -> _Prepared:

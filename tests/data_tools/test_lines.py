@@ -1,0 +1,49 @@
+import pytest
+
+from data_tools.lines import line_blocks
+from data_tools.logs import TornArchive
+
+
+def all_lines(data, **options):
+    return [
+        (block.first + at, line)
+        for block in line_blocks(data, **options)
+        for at, line in enumerate(block.lines)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_lines_and_numbers_do_not_depend_on_how_bytes_arrive(size):
+    data = b"a\n\nbc\r\nd"
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert all_lines(pieces, block_bytes=1) == [(1, b"a"), (2, b""), (3, b"bc\r"), (4, b"d")]
+
+
+def test_only_0x0a_ends_a_line():
+    text = "x\u0085y\u2028z\u2029\x0b\x0c\x1c\rend".encode()
+    assert all_lines([text + b"\n"]) == [(1, text), (2, b"")]
+
+
+def test_byte_order_mark_at_the_start_is_no_part_of_the_first_line():
+    assert all_lines([b"\xef\xbb", b"\xbfa\n\xef\xbb\xbfb"]) == [(1, b"a"), (2, b"\xef\xbb\xbfb")]
+
+
+def test_line_over_the_limit_is_skipped_and_named_with_its_size():
+    blocks = list(line_blocks([b"ab\n", b"c" * 6, b"c" * 6, b"\nde\n"], max_line_bytes=10))
+    assert [line for block in blocks for line in block.lines] == [b"ab", b"", b"de", b""]
+    assert {row: size for block in blocks for row, size in block.oversized.items()} == {2: 12}
+
+
+def test_torn_archive_gives_what_came_before_and_says_so():
+    def bytes_until_the_break():
+        yield b"a\nb\nc"
+        raise TornArchive("ends early")
+
+    [block] = line_blocks(bytes_until_the_break())
+    assert block.lines == [b"a", b"b", b"c"]
+    assert block.torn == "ends early"
+
+
+def test_blocks_stay_small():
+    blocks = list(line_blocks((b"x" * 99 + b"\n" for _ in range(1000)), block_bytes=1000))
+    assert max(len(block.lines) for block in blocks) <= 11
