@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data_tools.errors import ConfigError
-from offline_rec.rewards.function import function_rule
-from offline_rec.rewards.reward import Judgement, Reward, Rule
+from data_tools.reward import Judgement, Reward, Rule
+from data_tools.reward_functions import function_reward
 from offline_rec.rewards.text import contains, exact, regex
 
 __all__ = ["REWARDS", "Judgement", "Reward", "get"]
@@ -25,7 +25,7 @@ def get(name: str, **options: Any) -> Reward:
     of the columns that it has parameters for. Raises ConfigError for an unknown name or option.
     """
     if ":" in name:
-        return Reward(name, function_rule(name, **options))
+        return function_reward(name, **options)
     if name not in REWARDS:
         near = difflib.get_close_matches(name, REWARDS, n=1)
         known = f"known: {', '.join(sorted(REWARDS))}, module:function"

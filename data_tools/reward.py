@@ -7,6 +7,9 @@ from typing import Any
 
 from data_tools.errors import DataError
 
+NOT_JUDGED = "not judged"
+"""The reason for a null that a rule gives by itself."""
+
 Columns = Mapping[str, Sequence[Any]]
 
 Rule = Callable[[list[str], Columns], Sequence[Any]]
@@ -39,6 +42,10 @@ class Reward:
         """
         for name, values in columns.items():
             self._check(f"column {name}", values, len(responses))
+        return self.judge_rows(responses, columns)
+
+    def judge_rows(self, responses: list[str], columns: Columns) -> Judgement:
+        """The same with the columns as a mapping, which may make each column when a rule asks for it."""
         if not responses:
             return Judgement([], [])
         verdicts = self.rule(responses, columns)
@@ -57,7 +64,7 @@ def _verdict(value: Any) -> tuple[float | None, str | None]:
     if isinstance(value, Exception):
         return None, f"{type(value).__name__}: {value}"
     if value is None:
-        return None, "not judged"
+        return None, NOT_JUDGED
     try:
         number = float(value)
     except (TypeError, ValueError):

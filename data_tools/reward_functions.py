@@ -10,23 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.errors import ConfigError, RecError
-from offline_rec.rewards.reward import Columns, Rule
+from data_tools.reward import Columns, Reward, Rule
 
 
-def function_rule(name: str) -> Rule:
-    """The rule that calls the function once with all responses.
+def function_reward(function: str | Callable[..., Any]) -> Reward:
+    """The reward that calls a function, or `module:function`, with all responses and the columns it names.
 
     If that call fails, each response is judged in a call of its own, so that only those that fail are null.
     """
-    function = load_function(name)
+    if isinstance(function, str):
+        return Reward(function, _rule(function, load_function(function)))
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return Reward(name, _rule(name, function))
+
+
+def _rule(name: str, function: Callable[..., Any]) -> Rule:
     takes = inspect.signature(function).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in takes)
     named = [p for p in list(takes)[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = {p.name for p in named if p.default is p.empty}
 
     def call(responses: list[str], columns: Columns) -> Sequence[Any]:
-        chosen = columns if takes_all else {p.name: columns[p.name] for p in named if p.name in columns}
-        verdicts: Sequence[Any] = _finished(function(responses, **chosen))
+        verdicts: Sequence[Any] = _finished(function(responses, **columns))
         if not hasattr(verdicts, "__len__") or len(verdicts) != len(responses):
             raise ValueError(f"{name} returned {verdicts!r:.80} for {len(responses)} responses")
         return verdicts
@@ -36,12 +41,14 @@ def function_rule(name: str) -> Rule:
         if lacking:
             given = ", ".join(columns) or "none"
             raise ConfigError(f"{name} takes the column {min(lacking)!r}; given: {given}")
+        wanted = columns if takes_all else [p.name for p in named if p.name in columns]
+        chosen = {column: columns[column] for column in wanted}
         try:
-            return call(responses, columns)
+            return call(responses, chosen)
         except RecError:
             raise
         except Exception:
-            return [_alone(call, responses, columns, i) for i in range(len(responses))]
+            return [_alone(call, responses, chosen, i) for i in range(len(responses))]
 
     return judge
 
