@@ -88,7 +88,7 @@ def write_log(path: Path, rows: int, *, seed: int) -> None:
 
 def measure(code: str, *arguments: str) -> Measured:
     """Run Python code in a fresh process, which tells as its last line what only itself can know."""
-    # VmHWM and not ru_maxrss: the latter also counts this process, whose memory the child shares until it execs.
+    # VmHWM and not ru_maxrss, which also counts this process: the child shares its memory until it execs.
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         done = subprocess.run(

@@ -1,31 +1,49 @@
 """`rec reward`: rewards that come later than the responses."""
 
+from dataclasses import asdict
+from typing import Any
+
 import click
 
 from cli.options import command, dataset_argument, json_option, where_option
 from cli.output import show
+from data_tools.errors import ConfigError
 
 
 @command
 @dataset_argument
 @click.argument("file", required=False)
-@click.option(
-    "--id", "id_column", default="response_id", show_default=True, help="Column of FILE that names the row."
-)
-@click.option(
-    "--value", "value_column", default="reward", show_default=True, help="Column of FILE with the reward."
-)
-@click.option(
-    "--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="Judge existing rows by this rule instead."
-)
+@click.option("--id", "id_column", metavar="COLUMN", help="Column of FILE that names the row [response_id].")
+@click.option("--value", "value_column", metavar="COLUMN", help="Column of FILE with the reward [reward].")
+@click.option("--on", metavar="SQL", help="What the id is matched with, over `rollouts` [response_id].")
+@click.option("--nulls-retract", is_flag=True, default=None, help="An empty value takes a reward back.")
+@click.option("--reward", metavar="RULE", help="Judge rows that are there: SQL, NAME or MODULE:FUNCTION.")
 @where_option
 @click.option("--source", metavar="NAME", help="Who judged; kept with each reward.")
 @json_option
-def reward(dataset: str, file: str | None, as_json: bool, **options: object) -> None:
+def reward(
+    dataset: str,
+    file: str | None,
+    *,
+    reward: str | None,
+    where: str | None,
+    source: str | None,
+    as_json: bool,
+    **matching: Any,
+) -> None:
     """Add rewards to rows, from a file or by a rule.
 
     \b
-        rec reward DATASET feedback.csv --id response_id --value thumbs
+        rec reward DATASET feedback.csv --id request --value thumbs --on "extra->>'request_id'"
         rec reward DATASET --reward "(response LIKE '%42%')::INT" --where "reward IS NULL"
+
+    FILE is CSV, JSON, JSONL or Parquet, or - for stdin. The latest reward of a row counts; earlier ones stay
+    on record.
     """
-    raise NotImplementedError
+    import data_tools
+
+    ds = data_tools.open(dataset)
+    if file is None:
+        raise ConfigError("neither a FILE nor a rule is given", "name a file of rewards, or --reward RULE")
+    given = {name: value for name, value in matching.items() if value is not None}
+    show(asdict(ds.add_rewards(file, source=source, **given)), as_json)

@@ -32,4 +32,5 @@ class MissingExtra(RecError, ImportError):
     """An optional dependency is not installed; names the extra that brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", f"install it with: pip install 'offline-rec[{extra}]'")
+        hint = f"install it with: pip install 'offline-rec[{extra}]'"
+        super().__init__(f"{package} is not installed", hint)

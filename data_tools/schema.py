@@ -1,7 +1,7 @@
 """The columns of a dataset's files, as Arrow schemas, and the version of the format.
 
-One row of `rollouts` is one response. Everything that a later reader needs to trust a number is a column here:
-who sampled the response, how, when, with which token ids, and where in which log it stood.
+One row of `rollouts` is one response. Everything that a later reader needs to trust a number is a column: who
+sampled the response, how, when, with which token ids, and where in which log it stood.
 """
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ ROLLOUTS = pa.schema(
         pa.field("prompt_hash", pa.string(), nullable=False),
         pa.field("trajectory_id", pa.string()),
         pa.field("turn", pa.int32()),
-        # JSON text of a list of chat messages exactly as logged, or a plain string as it is (prompts.py tells them apart).
+        # JSON text of chat messages exactly as logged, or a plain string (prompts.py tells them apart).
         pa.field("prompt", pa.string()),
         pa.field("tools", pa.string()),
         pa.field("response", pa.string()),
@@ -47,8 +47,8 @@ ROLLOUTS = pa.schema(
     ]
 )
 """`n_prompt_tokens`, `n_tokens`: lengths of `prompt_ids`, `response_ids` (null without ids).
-`behavior_logprob`: sum of `behavior_logprobs` where `loss_mask` is 1; null as soon as one of those is missing, so
-`behavior_logprob is not null` says "this row has usable log-probs"."""
+`behavior_logprob`: sum of `behavior_logprobs` where `loss_mask` is 1; null once one of those is missing,
+so `behavior_logprob is not null` says "this row has usable log-probs"."""
 
 TOKEN_COLUMNS = ("prompt_ids", "response_ids", "behavior_logprobs", "loss_mask")
 """The wide columns: never sorted, joined or scanned by statistics."""

@@ -1,0 +1,49 @@
+"""`rec reward`: later rewards, from a file or by a rule."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def rewards(run, dataset):
+    """The rewards of the dataset's rows, by their line in the log."""
+
+    def read():
+        query = "SELECT source_row, reward FROM rollouts ORDER BY source_row"
+        return [row["reward"] for row in json.loads(run("sql", dataset, query, "--json").stdout)]
+
+    return read
+
+
+def test_a_file_gives_rewards_by_an_id_of_the_log(run, dataset, rewards, tmp_path):
+    assert rewards()[4] is None
+    file = tmp_path / "later.csv"
+    file.write_text("answer,thumbs\n3,0.25\n2,\n99,1\n")
+    told = run(
+        *("reward", dataset, file, "--id", "answer", "--value", "thumbs"),
+        *("--on", "CASE WHEN source_row = 5 THEN '3' WHEN source_row = 6 THEN '2' END", "--json"),
+    )
+    assert told.exit_code == 0, told.output
+    report = json.loads(told.stdout)
+    assert (report["read"], report["applied"], report["empty"], report["unknown"]) == (3, 1, 1, 1)
+    assert rewards()[4] == 0.25
+
+
+def test_a_file_comes_through_stdin(run, dataset, rewards, shell):
+    ids = run("sql", dataset, "SELECT response_id FROM rollouts WHERE source_row = 5", "--format", "csv")
+    line = ids.stdout.split()[1]
+    result = shell(f"printf 'response_id,reward\\n{line},1\\n' | rec reward {dataset} -")
+    assert result.returncode == 0, result.stderr
+    assert rewards()[4] == 1
+
+
+def test_neither_a_file_nor_a_rule_is_wrong_usage(run, dataset):
+    assert run("reward", dataset).exit_code == 2
+
+
+def test_a_column_that_the_file_lacks_is_named(run, dataset, tmp_path):
+    (tmp_path / "later.csv").write_text("id,thumbs\n1,1\n")
+    result = run("reward", dataset, tmp_path / "later.csv")
+    assert result.exit_code == 2
+    assert "response_id" in result.stderr
