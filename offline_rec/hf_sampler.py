@@ -4,6 +4,7 @@ Prompts of similar length are run together, padded on the left; the samples of a
 through the key-value cache; sequences that have ended leave the batch.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,9 @@ class HFSampler:
         self.max_sequences = max_sequences
         self.stop_ids = stop_ids(model, tokenizer)
         self.encoder = Encoder(tokenizer)
+        takes = inspect.signature(type(model).forward).parameters
+        self._takes_positions = "position_ids" in takes
+        self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     @torch.inference_mode()
     def sample(
@@ -180,16 +184,11 @@ class HFSampler:
 
     def _forward(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Scores [rows, vocabulary] after the last column of `ids`, and the cache that now holds them."""
-        # Positions count real tokens only: without this, padding on the left would shift them.
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        inputs = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache, **self._only_last}
+        if self._takes_positions:
+            # They count real tokens only: left to itself, padding on the left would shift them.
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        out = self.model(**inputs, use_cache=True)
         return out.logits[:, -1], out.past_key_values
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.hf_sampler import HFSampler, draw, sampling_logprobs
@@ -77,6 +78,35 @@ def test_logprobs_are_those_of_the_sampling_distribution(
     params = replace(PARAMS, **changes)
     for sample in itertools.chain(*HFSampler(model, tokenizer).sample(PROMPTS, 4, params)):
         expected = by_plain_forward(model, sample, params)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
+
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+OTHERS = {
+    "qwen2": SHAPE,
+    "mistral": SHAPE | {"sliding_window": 5, "head_dim": 8},
+    "gemma2": SHAPE | {"sliding_window": 5, "head_dim": 8},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_architectures_give_the_same_logprobs_as_their_plain_forward_pass(
+    tokenizer: Any, kind: str
+) -> None:
+    torch.manual_seed(0)
+    facts = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0, "eos_token_id": 3}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OTHERS[kind], **facts)).eval()
+    for sample in itertools.chain(*HFSampler(model, tokenizer).sample(PROMPTS, 3, PARAMS)):
+        expected = by_plain_forward(model, sample, PARAMS)
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
