@@ -53,7 +53,7 @@ class Size:
     evaluation_samples: int = 4
     development_prompts: int = 500
     target: float = 0.48
-    steps: int = 300
+    steps: int = 400
     workers: int = min(2, os.cpu_count() or 1)
 
 
