@@ -86,7 +86,7 @@ def pretrain(
 ) -> float:
     """Train on problems of the pool until the accuracy on `development` reaches the target; return it.
 
-    `progress` is told the accuracy and the target. Raises DataError if `max_steps` do not suffice.
+    `progress` is told accuracy and target in per cent. Raises DataError if `max_steps` do not suffice.
     """
     rng = np.random.default_rng(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)
@@ -105,7 +105,7 @@ def pretrain(
         if step % recipe.check_every == 0:
             accuracy = expected_accuracy(model, tokenizer, development)
             if progress is not None:
-                progress(min(accuracy, recipe.target), recipe.target)
+                progress(round(100 * min(accuracy, recipe.target)), round(100 * recipe.target))
             if accuracy >= recipe.target:
                 model.eval()
                 return accuracy

@@ -117,7 +117,7 @@ def test_pretraining_that_does_not_get_there_says_so() -> None:
             recipe=Pretraining(seed=0, target=0.9, max_steps=2, check_every=1),
             progress=lambda done, total: seen.append(total),
         )
-    assert seen == [0.9, 0.9]
+    assert seen == [90, 90]
 
 
 def test_the_whole_story_in_small(tmp_path: Path) -> None:
