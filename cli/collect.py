@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from cli.options import command, json_option, key_value, text_or_file
+from cli.options import command, json_option, key_value, named_reward, text_or_file
 from cli.output import show
 from cli.progress import progress
 
@@ -22,7 +22,7 @@ from cli.progress import progress
     "--map", "mapping", metavar="COLUMN=SQL", multiple=True, help="One column as an expression; repeatable."
 )
 @click.option(
-    "--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="Reward of a row, where the log holds none."
+    "--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="What judges a row, whatever the log says."
 )
 @click.option(
     "--policy", metavar="NAME", help="Policy that sampled the responses, where the log does not say."
@@ -42,8 +42,10 @@ from cli.progress import progress
 def collect(
     sources: tuple[str, ...],
     into: str,
+    *,
     select: str | None,
     mapping: tuple[str, ...],
+    reward: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -53,6 +55,7 @@ def collect(
         rec collect logs/*.jsonl.gz --into DATASET --policy my-model --policy-version 3
         rec collect log.parquet --into DATASET --map reward="score / 10" --map response=answer
         rec collect log.jsonl --into DATASET --select query.sql
+        rec collect log.jsonl --into DATASET --reward "(response LIKE '%' || (extra->>'gold'))::INT"
 
     SOURCES are files, folders, globs, URLs, or - for stdin. What was collected before is not collected again.
     A row that cannot be used is kept with its reason:
@@ -66,6 +69,7 @@ def collect(
             into,
             select=text_or_file(select, ".sql"),
             map=dict(key_value(text, "--map") for text in mapping),
+            reward=named_reward(reward),
             progress=bar,
             **options,
         )

@@ -60,3 +60,12 @@ def text_or_file(value: str | None, suffix: str) -> str | None:
     if value == "-":
         return sys.stdin.read()
     return Path(value).read_text(encoding="utf-8") if value.lower().endswith(suffix) else value
+
+
+def named_reward(text: str | None) -> str | Callable[..., Any] | None:
+    """The reward of that name; any other definition (a field, SQL, MODULE:FUNCTION) as it is."""
+    if text is None or not text.isidentifier():
+        return text
+    from offline_rec import rewards
+
+    return rewards.get(text) if text in rewards.REWARDS else text

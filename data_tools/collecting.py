@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from data_tools.errors import ConfigError, DataError
 from data_tools.identity import Scope
 from data_tools.ledger import Ledger
 from data_tools.logs import Log
-from data_tools.pipeline import Processed, RewardRule, Settings, process
+from data_tools.pipeline import Processed, Settings, process
 from data_tools.readers.base import Chunk, Reader
 from data_tools.readers.select import SelectReader, map_query
 from data_tools.reasons import REASONS, Reject
@@ -30,6 +30,7 @@ from data_tools.storage import open_storage
 if TYPE_CHECKING:
     from data_tools.batches import BatchWriter
     from data_tools.dataset import Dataset
+    from data_tools.reward_rules import RewardRule
 
 __all__ = ["CollectReport", "collect"]
 
@@ -50,7 +51,7 @@ def collect(
     format: str = "auto",
     select: str | None = None,
     map: Mapping[str, str] | None = None,
-    reward: str | None = None,
+    reward: str | Callable[..., Any] | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
     run: str | None = None,
@@ -62,8 +63,9 @@ def collect(
     """Read logs into a dataset, which is made if there is none; what it holds already is not added again.
 
     `sources`: files, folders, globs, urls, - for standard input. `select`: one SELECT over `source`; `map`:
-    column -> SQL expression over it; `reward`: how rows are judged. `policy`, `policy_version`: where the log
-    does not say. `run`: scope of the log's own ids and group keys. `strict`: a DataError at the first reject.
+    column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
+    `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
+    `strict`: a DataError at the first reject.
     """
     chosen = _chosen_reader(format, select, map)
     settings = Settings(policy, policy_version, _reward_rule(reward) if reward else None)
@@ -98,10 +100,10 @@ def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None)
     return None if name == "auto" else readers.reader(name)
 
 
-def _reward_rule(text: str) -> RewardRule:
+def _reward_rule(definition: str | Callable[..., Any]) -> "RewardRule":
     from data_tools.reward_rules import reward_rule
 
-    return reward_rule(text)
+    return reward_rule(definition)
 
 
 def _dataset(

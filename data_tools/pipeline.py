@@ -1,9 +1,8 @@
 """One chunk of a log from loose columns to rows of a dataset: types, rules, identity, reward."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,12 +13,8 @@ from data_tools.readers.base import Chunk
 from data_tools.reasons import Notes, Refused, Reject
 from data_tools.rules import judge
 
-
-class RewardRule(Protocol):
-    """Judges the rows of a chunk at collect (`--reward`)."""
-
-    def __call__(self, table: pa.Table) -> tuple[pa.Array, Counter[str]]:
-        """Give the reward of each row of the schema ROLLOUTS (null: not judged), and notes to count."""
+if TYPE_CHECKING:
+    from data_tools.reward_rules import RewardRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +23,7 @@ class Settings:
 
     policy: str | None = None
     policy_version: int | None = None
-    reward: RewardRule | None = None
+    reward: "RewardRule | None" = None
     tolerant: bool = False
     """Read every value by itself, as if no column were clean; to test the two ways against each other."""
 
@@ -46,16 +41,17 @@ def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
     """Turn a chunk into rows of the schema ROLLOUTS and rejects."""
     loose = typed(chunk, tolerant=settings.tolerant)
     _fill(loose, settings)
+    if settings.reward is not None:
+        _set_reward_aside(loose, chunk, settings.reward)
     rows = identify(
         judge(loose), scope, contents=chunk.content, source_rows=chunk.source_row, extra=loose.extra
     )
     rejects = chunk.rejects + [_reject(chunk, row, rows.refused[row]) for row in sorted(rows.refused)]
-    notes = _located(rows.notes, chunk)
+    notes = _located(rows.notes, chunk.source_row)
     for code, count in chunk.notes.items():
         notes.add(code, (), count)
     if settings.reward is not None and rows.table.num_rows:
-        for code, count in _rewarded(rows, settings.reward).items():
-            notes.add(code, (), count)
+        notes.merge(_rewarded(rows, settings.reward))
     return Processed(rows, rejects, notes)
 
 
@@ -68,11 +64,24 @@ def _fill(loose: Typed, settings: Settings) -> None:
             loose.columns[column] = logged.fill_null(value)
 
 
-def _located(notes: Notes, chunk: Chunk) -> Notes:
-    """Notes by rows of the chunk as notes by rows of the log."""
+def _set_reward_aside(loose: Typed, chunk: Chunk, rule: "RewardRule") -> None:
+    """Keep the log's own reward in `extra`, where a rule finds it by its name; it refuses no row any more."""
+    name = chunk.names.get("reward", "reward")
+    for row, value in enumerate(plain(chunk.columns.get("reward", ()))):
+        if value is not None:
+            loose.extra[row].setdefault(name, value)
+    loose.refused = {row: why for row, why in loose.refused.items() if why.reason != "bad_reward"}
+    if not rule.reads_reward:
+        loose.notes.drop("reward_from_text")
+        loose.notes.drop("reward_unreadable")
+
+
+def _located(notes: Notes, source_rows: Sequence[int | None]) -> Notes:
+    """Notes by rows of a chunk or table as notes by rows of the log."""
     made = Notes()
     for code, count in notes.counts.items():
-        made.add(code, [chunk.source_row[row] for row in notes.rows[code]], count)
+        rows = [source_rows[row] for row in notes.rows[code]]
+        made.add(code, rows, count, notes.details.get(code, ""))
     return made
 
 
@@ -89,8 +98,8 @@ def _shown(column: Sequence[object] | pa.Array, row: int) -> object:
     return plain(column[row : row + 1])[0]
 
 
-def _rewarded(rows: Identified, rule: RewardRule) -> Counter[str]:
-    rewards, notes = rule(rows.table)
+def _rewarded(rows: Identified, rule: "RewardRule") -> Notes:
+    verdicts = rule(rows.table)
     place = rows.table.schema.get_field_index("reward")
-    rows.table = rows.table.set_column(place, rows.table.schema.field("reward"), rewards.cast(pa.float64()))
-    return notes
+    rows.table = rows.table.set_column(place, rows.table.schema.field("reward"), verdicts.rewards)
+    return _located(verdicts.notes, rows.table.column("source_row").to_pylist())

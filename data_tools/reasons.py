@@ -29,6 +29,8 @@ NOTES = {
     "reward_from_text": "a reward written as text was read as a number",
     "reward_unreadable": "the reward is no number (a word, a list, NaN, infinite): stored as missing, "
     "what was logged is in `extra`",
+    "reward_failed": "the reward rule raised an error, or gave no number: the reward is missing",
+    "reward_absent": "the record has no field of the name that was given as the reward: it is missing",
     "id_from_text": "token ids written as text were read as integers",
     "id_from_float": "token ids written as floats without a fraction were read as integers",
     "value_unreadable": "a value does not fit its column: stored as missing, what was logged is in `extra`",
@@ -104,14 +106,20 @@ EXAMPLES = 3
 
 @dataclass(slots=True)
 class Notes:
-    """Codes with how often they were counted and the first rows where (any numbering, one per object)."""
+    """Codes with how often they were counted and the first rows where (any numbering, one per object).
+
+    `details` says of the first case what a code leaves open, such as an error.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[int]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
 
-    def add(self, code: str, rows: Iterable[int | None], count: int | None = None) -> None:
+    def add(self, code: str, rows: Iterable[int | None], count: int | None = None, detail: str = "") -> None:
         """Count a code at some rows; `count` where it is not their number."""
         listed = list(rows)
+        if detail:
+            self.details.setdefault(code, detail)
         self.counts[code] += len(listed) if count is None else count
         known = self.rows.setdefault(code, [])
         known += [row for row in listed if row is not None][: EXAMPLES - len(known)]
@@ -119,4 +127,9 @@ class Notes:
     def merge(self, other: "Notes") -> None:
         """Add the counts and rows of another object with the same numbering."""
         for code, count in other.counts.items():
-            self.add(code, other.rows.get(code, ()), count)
+            self.add(code, other.rows.get(code, ()), count, other.details.get(code, ""))
+
+    def drop(self, code: str) -> None:
+        """Forget a code."""
+        for known in (self.counts, self.rows, self.details):
+            known.pop(code, None)

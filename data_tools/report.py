@@ -13,7 +13,8 @@ class LogReport:
     """Counts of one log: read == kept + duplicate + sum(rejected).
 
     `input_rows` are records of the log; `read` are the rows they gave (more with several responses a record,
-    any number with --select), refused ones included. `where` names the first lines of each reject and note.
+    any number with --select), refused ones included. `where` names the first lines of each reject and note,
+    `details` what the first of some notes said.
     """
 
     source: str
@@ -25,6 +26,7 @@ class LogReport:
     rejected: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     where: dict[str, list[int]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
 
     def reject(self, code: str, rows: Iterable[int | None], count: int) -> None:
         """Count rejects, the first of them at `rows`."""
@@ -34,6 +36,7 @@ class LogReport:
     def note(self, notes: Notes) -> None:
         """Count notes."""
         self.notes += notes.counts
+        self.details = notes.details | self.details
         for code, rows in notes.rows.items():
             self._locate(code, rows)
 
@@ -53,6 +56,7 @@ class LogReport:
             "rejected": dict(sorted(self.rejected.items())),
             "notes": dict(sorted(self.notes.items())),
             "where": {code: rows for code, rows in sorted(self.where.items()) if rows},
+            "details": dict(sorted(self.details.items())),
         }
 
 
@@ -78,6 +82,7 @@ class CollectReport:
             made.duplicate += log.duplicate
             made.rejected += log.rejected
             made.notes += log.notes
+            made.details = log.details | made.details
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,4 +125,5 @@ def _code_line(log: LogReport, label: str, code: str, count: int) -> str:
     rows = log.where.get(code, [])
     at = f" (row {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})" if rows else ""
     meaning = REASONS.get(code) or NOTES.get(code) or FLAGS.get(code, "")
-    return f"  {count} {label}{at}" + (f": {meaning}" if meaning else "")
+    detail = f" ({log.details[code]})" if code in log.details else ""
+    return f"  {count} {label}{at}" + (f": {meaning}" if meaning else "") + detail
