@@ -1,8 +1,9 @@
 """Collect: logs into a dataset, every record counted once, in constant memory, with one atomic commit."""
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,12 +78,24 @@ def collect(
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
         collecting = _Collecting(ledger, writer, settings, report, strict, progress, background)
-        for log, reader in jobs:
-            collecting.read(log, reader, run)
+        with _rare_garbage_collection():
+            for log, reader in jobs:
+                collecting.read(log, reader, run)
         collecting.settle(dataset)
         if dataset and writer:
             report.batch = _commit(dataset, writer, report)
     return report
+
+
+@contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    """Parsed records hold no cycles and die with their chunk: looking for garbage costs a fifth of the time."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(100_000, *threshold[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
 
 
 def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None) -> Reader | None:

@@ -61,25 +61,34 @@ def identify(
     texts = _extra_texts(extra, refused)
     hashes = _prompt_hashes(judged, refused)
     keep = [row for row in range(len(contents)) if row not in refused]
-    chosen = pa.array(keep, pa.int64())
-    columns = {name: array.take(chosen) for name, array in judged.rows.items()}
-    keys = {name: array.take(chosen).to_pylist() for name, array in judged.keys.items()}
-    scopes = [scope.key(run) for run in keys["run"]]
+    columns, keys = _chosen(judged.rows, keep, len(contents)), _chosen(judged.keys, keep, len(contents))
+    given, grouped = (_present(keys[name]) for name in ("response_id", "group_id"))
+    run, own_ids, own_groups = (keys[name].to_pylist() for name in ("run", "response_id", "group_id"))
+    scopes = list(map(scope.key, run))
     kept_contents = [contents[row] for row in keep]
-    bases = _response_ids(scope, scopes, keys["response_id"], kept_contents)
+    bases = _response_ids(scope, scopes, own_ids, kept_contents)
     kept_hashes = [hashes[row] for row in keep]
     columns |= {
         "response_id": pa.array([base.hex() for base in bases], pa.string()),
-        "group_id": pa.array(_group_ids(scope, scopes, keys["group_id"], kept_hashes), pa.string()),
+        "group_id": pa.array(_group_ids(scope, scopes, own_groups, kept_hashes), pa.string()),
         "prompt_hash": pa.array(kept_hashes, pa.string()),
         "source_file": pa.repeat(pa.scalar(scope.source_file), len(keep)),
         "source_row": pa.array([source_rows[row] for row in keep], pa.int64()),
         "extra": pa.array([texts[row] for row in keep], pa.string()),
     }
     table = pa.Table.from_arrays([columns[name].cast(kind) for name, kind in _FIELDS], schema=ROLLOUTS)
-    given = np.array([key is not None for key in keys["response_id"]], bool)
-    grouped = np.array([key is not None for key in keys["group_id"]], bool)
     return Identified(table, bases, kept_contents, given, grouped, refused, judged.notes)
+
+
+def _chosen(columns: dict[str, pa.Array], keep: list[int], rows: int) -> dict[str, pa.Array]:
+    if len(keep) == rows:
+        return dict(columns)
+    chosen = pa.array(keep, pa.int64())
+    return {name: array.take(chosen) for name, array in columns.items()}
+
+
+def _present(keys: pa.Array) -> Bools:
+    return np.asarray(keys.is_valid().to_numpy(zero_copy_only=False), bool)
 
 
 _FIELDS = [(field.name, field.type) for field in ROLLOUTS]

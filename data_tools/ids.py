@@ -10,12 +10,9 @@ DIGEST_BYTES = 16
 
 def digest(*parts: bytes | str) -> bytes:
     """Hash the parts, each with its length, so that ("ab", "c") and ("a", "bc") differ."""
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        state.update(len(data).to_bytes(8, "little"))
-        state.update(data)
-    return state.digest()
+    data = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
+    text = b"".join(b"%d:%b" % (len(part), part) for part in data)
+    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
 def record_digest(raw: bytes) -> bytes:

@@ -154,4 +154,4 @@ def _halves(hashes: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def _first_half(texts: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    return np.array([int(text[:16], 16) for text in texts.to_pylist()], np.uint64)
+    return _halves([bytes.fromhex("".join(texts.to_pylist()))])[:, 0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from data_tools.logs import TornArchive
 
-LINES_BYTES = 8 << 20
+LINES_BYTES = 4 << 20
 """Text of one block of lines: large enough to work in columns, small enough that memory stays flat."""
 
 LINES_ROWS = 4096

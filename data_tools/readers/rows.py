@@ -50,7 +50,8 @@ def record_chunk(block: Block, *, textual: bool = False) -> Chunk:
     """Columns of a block of records, found by name; all other fields go to `extra`."""
     _drop_what_is_no_object(block)
     records = block.records
-    found = candidates(dict.fromkeys(key for record in records for key in record))
+    shapes = list(map(tuple, records))
+    found = candidates(key for shape in set(shapes) for key in shape)
     used: list[set[str]] = [set() for _ in records] if any(len(names) > 1 for names in found.values()) else []
     columns: dict[str, Sequence[Any]] = {}
     for column, names in found.items():
@@ -59,8 +60,10 @@ def record_chunk(block: Block, *, textual: bool = False) -> Chunk:
         else:
             columns[column] = _picked(records, names, column, used)
     single = {names[0] for names in found.values() if len(names) == 1}
+    others = {shape: [key for key in shape if key not in single] for shape in set(shapes)}
     columns["extra"] = [
-        _rest(record, single | used[row] if used else single) for row, record in enumerate(records)
+        _rest(record, others[shape], used[row] if used else ())
+        for row, (record, shape) in enumerate(zip(records, shapes, strict=True))
     ]
     _split_conversations(columns, found.get("prompt", []))
     _note_duplicate_keys(block, found)
@@ -99,8 +102,8 @@ def _picked(records: list[Any], names: list[str], column: str, used: list[set[st
     return values
 
 
-def _rest(record: dict[str, Any], used: set[str]) -> dict[str, Any]:
-    return merged_extra({key: value for key, value in record.items() if key not in used})
+def _rest(record: dict[str, Any], others: list[str], used: Collection[str]) -> dict[str, Any]:
+    return merged_extra({key: record[key] for key in others if key not in used})
 
 
 def merged_extra(rest: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +137,9 @@ def _note_duplicate_keys(block: Block, found: dict[str, list[str]]) -> None:
     """Parsers keep the last of two equal keys without a word; that must be told of a reward written twice."""
     marks = [f'"{name}"'.encode() for column in _DUPLICATES_MATTER for name in found.get(column, [])]
     for raw, record in zip(block.raws, block.records, strict=False):  # only lines have raws
-        # A flat line has as many of these marks as fields, so that most lines are searched only once.
-        if raw.count(b'":') == len(record):
+        # Two quotes for each field and each text: more of them mean nested values, escapes or a key again.
+        texts = sum(type(value) is str for value in record.values())
+        if raw.count(b'"') == 2 * (len(record) + texts):
             continue
         if any(raw.count(mark) > 1 for mark in marks) and _has_duplicate_key(raw):
             block.notes["duplicate_key"] += 1
