@@ -5,11 +5,9 @@ usable log-prob, reward or mask is, is decided once for all formats (rules.py); 
 and duplicates (ledger.py). Most formats need only `RecordReader.detect` and `RecordReader.rows`.
 """
 
-import gc
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -107,15 +105,8 @@ class RecordReader(Reader):
 
     def chunks(self, log: Log) -> Iterator[Chunk]:
         """Read record by record; a malformed record is a reject with its line number, never a crash."""
-        found = blocks(log)
-        while True:
-            with _no_garbage():
-                block = next(found, None)
-                if block is None:
-                    return
-                chunk = self._chunk(block if self.whole_lists else flat(block), log)
-                del block
-            yield chunk
+        for block in blocks(log):
+            yield self._chunk(block if self.whole_lists else flat(block), log)
 
     def _chunk(self, block: Block, log: Log) -> Chunk:
         made = ChunkBuilder(rejects=block.rejects, input_rows=block.input_rows)
@@ -133,21 +124,6 @@ class RecordReader(Reader):
             yield refused
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             yield Refused("bad_record", f"not a {self.name} record ({type(error).__name__}: {error})")
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Pause the search for garbage cycles: it makes parsing nested records 4 times slower and finds none.
-
-    The records must be gone before the pause ends, or the next search would go through all of them.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass
