@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,13 +79,14 @@ def collect(
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
-        collecting = _Collecting(ledger, writer, settings, report, strict, progress, background)
+        known = _KnownRejects(dataset)
+        collecting = _Collecting(ledger, writer, known, settings, report, strict, progress, background)
         with _rare_garbage_collection():
             for log, reader in jobs:
                 collecting.read(log, reader, run)
         collecting.settle(dataset)
-        if dataset and writer:
-            report.batch = _commit(dataset, writer, report)
+        if writer:
+            report.batch = _commit(writer, report)
     return report
 
 
@@ -176,12 +179,33 @@ def _forced(source: Source, chosen: Reader) -> Reader | None:
     return chosen if chosen.detect(source.log, samples(source.log)) else None
 
 
+class _KnownRejects:
+    """Rejects that the dataset holds: collecting a log again must not repeat them."""
+
+    def __init__(self, dataset: "Dataset | None") -> None:
+        self._dataset = dataset
+        query = "SELECT DISTINCT source_file FROM rejects"
+        self._files = set(dataset.sql(query).column(0).to_pylist()) if dataset else set()
+
+    def without(self, source: str, rejects: Sequence[Reject]) -> Sequence[Reject]:
+        """Those of some rejects of a log that are new."""
+        if not rejects or not self._dataset or source not in self._files:
+            return rejects
+        rows = [reject.row or 0 for reject in rejects]
+        query = """SELECT source_row, reason FROM rejects
+            WHERE source_file = ? AND coalesce(source_row, 0) BETWEEN ? AND ?"""
+        known = self._dataset.sql(query, [source, min(rows), max(rows)])
+        pairs = set(zip(*(column.to_pylist() for column in known.columns), strict=True))
+        return [reject for reject in rejects if (reject.row, reject.reason) not in pairs]
+
+
 @dataclass(slots=True)
 class _Collecting:
     """The state of one collect: what was counted so far, and where rows go."""
 
     ledger: Ledger
     writer: "BatchWriter | None"
+    known: "_KnownRejects"
     settings: Settings
     report: CollectReport
     strict: bool
@@ -234,8 +258,9 @@ class _Collecting:
             counts.reject(reject.reason, [reject.row], 1)
         if rejects and self.strict:
             raise _strict_error(counts.source, rejects[0])
-        if rejects and self.writer:
-            self.writer.rejects(_reject_table(counts.source, rejects))
+        fresh = self.known.without(counts.source, rejects) if self.writer else []
+        if fresh and self.writer:
+            self.writer.rejects(_reject_table(counts.source, fresh))
 
     def settle(self, dataset: "Dataset | None") -> None:
         """Tell draws from duplicates, once all logs are read, and take out what must not stay."""
@@ -246,8 +271,10 @@ class _Collecting:
             self.report.logs[log].kept -= count
             self.report.logs[log].duplicate += count if reason == "duplicate" else 0
         for batch in self.ledger.refused():
-            for log, row, reason in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                self._reject(self.report.logs[log], [Reject(row, reason, REASONS[reason])])
+            found = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            for log, rows in groupby(found, key=itemgetter(0)):
+                rejects = [Reject(row, reason, REASONS[reason]) for _, row, reason in rows]
+                self._reject(self.report.logs[log], rejects)
         for log, count in self.ledger.groups_of_several_prompts().items():
             self.report.logs[log].notes["several_prompts"] += count
         if self.writer and self.ledger.changed():
@@ -295,23 +322,6 @@ def _strict_error(source: str, reject: Reject) -> DataError:
     )
 
 
-def _commit(dataset: "Dataset", writer: "BatchWriter", report: CollectReport) -> str | None:
+def _commit(writer: "BatchWriter", report: CollectReport) -> str | None:
     """Make the batch visible, unless it holds nothing that the dataset lacks."""
-    if report.total.kept == 0 and not _new_rejects(dataset, report):
-        return None
-    return writer.commit()
-
-
-def _new_rejects(dataset: "Dataset", report: CollectReport) -> bool:
-    """Whether some reject is not in the dataset yet: collecting a log again must not repeat them."""
-    rejected = report.total.rejected
-    if not rejected:
-        return False
-    query = "SELECT source_file, reason, count(*) FROM rejects GROUP BY ALL"
-    rows = zip(*dataset.sql(query).to_pydict().values(), strict=True)
-    known = {(source, reason): count for source, reason, count in rows}
-    return any(
-        known.get((log.source, reason), 0) < count
-        for log in report.logs
-        for reason, count in log.rejected.items()
-    )
+    return writer.commit() if report.total.kept or writer.n_rejects else None

@@ -185,6 +185,16 @@ def test_rejects_are_kept_with_reason_and_beginning_but_only_once(tmp_path, trou
     assert rejects[0]["raw"].startswith('{"example_id": 1, "prompt"')
 
 
+def test_a_grown_log_adds_only_its_new_rejects(tmp_path, log):
+    log.write_bytes(LOG + b'{"torn\n')
+    collected(tmp_path, log)
+    log.write_bytes(LOG + b'{"torn\n' + lines(draw(response="new"), draw(reward="1,5")))
+    report = collected(tmp_path, log)
+    assert (report.total.kept, report.total.rejected) == (1, {"torn_line": 1, "bad_reward": 1})
+    rejects = dataset(tmp_path).sql("SELECT source_row, reason FROM rejects ORDER BY source_row").to_pylist()
+    assert [tuple(reject.values()) for reject in rejects] == [(7, "torn_line"), (9, "bad_reward")]
+
+
 def test_a_log_of_rejects_only_is_a_batch_without_rows(tmp_path, log):
     log.write_bytes(b'{"prompt": "torn\n')
     assert collected(tmp_path, log).batch is not None

@@ -147,3 +147,47 @@ def test_only_tables_can_be_selected_from(tmp_path):
 def test_a_log_without_good_records_gives_its_rejects(tmp_path, log):
     log.write_bytes(b'{"torn\n')
     assert collected(tmp_path, log, select="FROM source").total.rejected == {"torn_line": 1}
+
+
+def test_texts_that_look_like_something_else_stay_texts(tmp_path, log):
+    texts = ["2026-01-05", "12:00:00", "A8098C1A-F86E-11DA-BD1A-00112444BE1E", "007", "0x10", "true"]
+    for text in texts:
+        log.write_bytes(lines({"prompt": text, "response": text, "x": text}))
+        report = data_tools.collect([str(log)], tmp_path / text, map={"policy": "x"})
+        assert report.total.kept == 1
+        [row] = data_tools.open(str(tmp_path / text)).sql("FROM rollouts").to_pylist()
+        assert [row["prompt"], row["response"], row["policy"]] == [text] * 3
+        log.write_text(f"prompt,response,x\n{text},{text},5\n")
+        report = data_tools.collect([str(log)], tmp_path / f"{text}.csv", map={"reward": "x / 10"})
+        [row] = data_tools.open(str(tmp_path / f"{text}.csv")).sql("FROM rollouts").to_pylist()
+        assert [row["prompt"], row["response"], row["reward"]] == [text, text, 0.5]
+
+
+def test_fields_of_any_shape_can_be_selected(tmp_path, log):
+    wide = {f"k{n}": n for n in range(1000)}
+    log.write_bytes(
+        lines(
+            {
+                "p": "a",
+                "wide": wide,
+                "cases": {"A": 1, "a": 2},
+                "mixed": 1,
+                "none": None,
+                "": 1,
+                "deep": {"x": [1]},
+            },
+            {"p": "b", "mixed": "z", "later": True, "deep": {"y": 2.5}},
+        )
+    )
+    query = """SELECT p AS prompt, coalesce(wide->>'k7', 'x') || coalesce(mixed->>'$', '') AS response,
+        cases->>'A' AS a, deep.y AS y, later FROM source"""
+    collected(tmp_path, log, select=query)
+    rows = rollouts(tmp_path, order="prompt")
+    assert [row["response"] for row in rows] == ["71", "xz"]
+    assert [json.loads(row["extra"]) for row in rows] == [{"a": "1"}, {"y": 2.5, "later": True}]
+
+
+def test_fields_that_differ_in_case_only_are_one_clear_error(tmp_path, log):
+    log.write_bytes(lines({"prompt": "a", "response": "b", "Reward": 1, "reward": 2}))
+    with pytest.raises(DataError, match="SQL cannot tell the fields Reward and reward apart"):
+        collected(tmp_path, log, map={"policy": "'p'"})
