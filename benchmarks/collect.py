@@ -170,7 +170,7 @@ def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
     log.unlink()
     fit = rec(
         *("fit", str(dataset), "--model", str(model), "--out", str(run), "--algorithm", "rec-oneside-nois"),
-        *("--steps", "1", "--set", "eval_every=null"),
+        *("--steps", "1", "--groups-per-step", "8", "--eval-every", "null"),
     )
     return {
         "rows": rows,

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from cli.options import command, dataset_argument, json_option, where_option
+from cli.options import command, dataset_argument, json_option, named_reward, where_option
 from cli.output import show
+from cli.progress import progress
 from data_tools.errors import ConfigError
 
 
@@ -42,8 +43,13 @@ def reward(
     """
     import data_tools
 
-    ds = data_tools.open(dataset)
-    if file is None:
-        raise ConfigError("neither a FILE nor a rule is given", "name a file of rewards, or --reward RULE")
-    given = {name: value for name, value in matching.items() if value is not None}
-    show(asdict(ds.add_rewards(file, source=source, **given)), as_json)
+    ds, rule = data_tools.open(dataset), named_reward(reward)
+    if file is not None and rule is None:
+        given = {name: value for name, value in matching.items() if value is not None}
+        show(asdict(ds.add_rewards(file, source=source, **given)), as_json)
+    elif file is None and rule is not None:
+        with progress("judging") as bar:
+            report = ds.judge(rule, where=where, source=source, progress=bar)
+        show(asdict(report), as_json)
+    else:
+        raise ConfigError("give either a FILE of rewards or a rule", "see rec reward --help")

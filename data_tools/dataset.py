@@ -3,7 +3,7 @@
 import contextlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from data_tools.collecting import CollectReport
     from data_tools.compaction import CompactReport
     from data_tools.deletion import DeleteReport
+    from data_tools.judging import JudgeReport
     from data_tools.later_rewards import RewardReport, RewardWriter
     from data_tools.shaping import Shaping
 
@@ -138,6 +139,12 @@ class Dataset(Queryable):
         from data_tools.later_rewards import add_rewards
 
         return add_rewards(self, file, **options)
+
+    def judge(self, definition: str | Callable[..., Any], **options: Any) -> "JudgeReport":
+        """Judge rows by a rule and append the rewards (judging.judge)."""
+        from data_tools.judging import judge
+
+        return judge(self, definition, **options)
 
     def collect(self, sources: Sequence[str], **options: Any) -> "CollectReport":
         """Append what logs hold (collecting.collect)."""

@@ -38,8 +38,26 @@ def test_a_file_comes_through_stdin(run, dataset, rewards, shell):
     assert rewards()[4] == 1
 
 
-def test_neither_a_file_nor_a_rule_is_wrong_usage(run, dataset):
+def test_a_rule_judges_rows_that_are_there(run, dataset, rewards):
+    told = run("reward", dataset, "--reward", "n_chars", "--json")
+    assert json.loads(told.stdout)["not_judged"] == 40, told.output
+    told = run("reward", dataset, "--reward", "length(response) / 4", "--where", "reward IS NULL", "--json")
+    assert json.loads(told.stdout)["rewarded"] == 8
+    assert rewards()[4] == 0.25
+
+
+def test_a_reward_by_name_judges_at_collect(run, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "1+1=", "response": "2", "answers": "2"}\n')
+    result = run("collect", log, "--into", tmp_path / "ds", "--reward", "exact")
+    assert result.exit_code == 0, result.output
+    rows = run("sql", tmp_path / "ds", "SELECT reward FROM rollouts", "--format", "csv")
+    assert rows.stdout == "reward\n1.0\n"
+
+
+def test_either_a_file_or_a_rule_is_given(run, dataset, tmp_path):
     assert run("reward", dataset).exit_code == 2
+    assert run("reward", dataset, tmp_path / "later.csv", "--reward", "1").exit_code == 2
 
 
 def test_a_column_that_the_file_lacks_is_named(run, dataset, tmp_path):
