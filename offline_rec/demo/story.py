@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import data_tools
-from data_tools.dataset import PolicyCard
 from data_tools.errors import ConfigError
+from data_tools.store.dataset import PolicyCard
 from offline_rec import rewards
 from offline_rec.config import FitConfig
 from offline_rec.demo import telling
 from offline_rec.demo.contest import CONTENDERS, MAX_SEQUENCES, Exam, fit_all
 from offline_rec.demo.task import Split, split
-from offline_rec.sampled_rows import Task, sample_rows, write_jsonl
-from offline_rec.sampling import SamplingParams
+from offline_rec.sampling.sampled_rows import Task, sample_rows, write_jsonl
+from offline_rec.sampling.sampler import SamplingParams
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from data_tools.dataset import Dataset
+    from data_tools.store.dataset import Dataset
 
 BASE = "base"
 RESULTS = "results.json"
@@ -53,7 +53,7 @@ class Size:
     evaluation_samples: int = 4
     development_prompts: int = 500
     target: float = 0.48
-    steps: int = 400
+    steps: int = 500
     workers: int = min(2, os.cpu_count() or 1)
 
 
@@ -139,7 +139,7 @@ def _one_thread() -> Iterator[None]:
 def _pretrain(story: Story, parts: Split) -> tuple[Any, Any]:
     """Make the base policy and save it; the model and its tokenizer."""
     from offline_rec.demo.model import Pretraining, build_model, build_tokenizer, pretrain
-    from offline_rec.saving import save_directory
+    from offline_rec.models.saving import save_directory
 
     with story.phase(
         "pretrain", "A tiny transformer learns to add three-digit numbers, until it is half good."
@@ -163,7 +163,7 @@ def _pretrain(story: Story, parts: Split) -> tuple[Any, Any]:
 
 def _write_log(story: Story, parts: Split, model: Any, tokenizer: Any) -> None:
     """Let the base policy answer the prompts of the log, and judge the answers."""
-    from offline_rec.hf_sampler import HFSampler
+    from offline_rec.sampling.hf_sampler import HFSampler
 
     size = story.size
     with story.phase("sample", f"It answers {size.log_prompts} prompts {size.responses} times: the log."):
@@ -182,7 +182,7 @@ def _write_log(story: Story, parts: Split, model: Any, tokenizer: Any) -> None:
 
 def _collect(story: Story, tokenizer: Any) -> "Dataset":
     """Turn the log into a dataset, with a card of the policy that it is from."""
-    from offline_rec.fingerprint import fingerprint
+    from offline_rec.data.fingerprint import fingerprint
 
     log, dataset = story.out / "log.jsonl", story.out / "dataset"
     with story.phase("collect", f"$ rec collect {log} --into {dataset}"):
