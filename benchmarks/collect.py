@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from data_tools.schema import TOKEN_COLUMNS
-from offline_rec.quiet import quiet
+from offline_rec.models.quiet import quiet
 
 TOKENS = 200
 VOCABULARY = 32_000

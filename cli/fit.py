@@ -14,7 +14,7 @@ from cli.progress import Bar, progress
 from offline_rec.config import FitConfig, Sql, fit_config, to_yaml
 
 if TYPE_CHECKING:
-    from offline_rec.fit import FitResult
+    from offline_rec.training.fit import FitResult
 
 FLAGS = (
     *("model", "out", "algorithm", "where", "group_by", "baseline", "scale", "drop", "weight", "keep"),
@@ -93,12 +93,12 @@ def fit(
     if print_config:
         click.echo(to_yaml(config), nl=False)
     elif explain:
-        from offline_rec.explain import explain as explained
+        from offline_rec.training.explain import explain as explained
 
         found = explained(config)
         show(found.facts(), as_json) if as_json else click.echo(found.text())
     else:
-        from offline_rec.fit import fit as run  # torch loads here, not for --help or --explain
+        from offline_rec.training.fit import fit as run  # torch loads here, not for --help or --explain
 
         with progress("fit") as bar:
             result = run(config, resume=resume, progress=partial(_tell, bar))

@@ -15,7 +15,7 @@ import click
 import orjson
 
 from data_tools.errors import ConfigError
-from data_tools.storage import discard, open_storage, write_error
+from data_tools.store.storage import discard, open_storage, write_error
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ def score(dataset: str, model: str, where: str | None, retokenise: bool, as_json
     Interrupted, it goes on where it stopped; rows scored by the same weights are not scored again.
     """
     import data_tools
-    from offline_rec.score import score as run  # torch loads here, not for --help
+    from offline_rec.models.score import score as run  # torch loads here, not for --help
 
     with progress("scoring") as bar:
         report = run(data_tools.open(dataset), model, where=where, retokenise=retokenise, progress=bar)

@@ -9,9 +9,9 @@ from data_tools.errors import ConfigError, DataError, MissingExtra, RecError
 if TYPE_CHECKING:
     from os import PathLike
 
-    from data_tools.collecting import CollectReport, collect
-    from data_tools.dataset import Dataset, DatasetInfo, PolicyCard
+    from data_tools.collecting.collect import CollectReport, collect
     from data_tools.shaping import Shaping
+    from data_tools.store.dataset import Dataset, DatasetInfo, PolicyCard
 
 __all__ = [
     "CollectReport",
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "CollectReport": "data_tools.collecting",
-    "Dataset": "data_tools.dataset",
-    "DatasetInfo": "data_tools.dataset",
-    "PolicyCard": "data_tools.dataset",
+    "CollectReport": "data_tools.collecting.collect",
+    "Dataset": "data_tools.store.dataset",
+    "DatasetInfo": "data_tools.store.dataset",
+    "PolicyCard": "data_tools.store.dataset",
     "Shaping": "data_tools.shaping",
-    "collect": "data_tools.collecting",
+    "collect": "data_tools.collecting.collect",
 }
 
 
@@ -43,9 +43,9 @@ def open(path: "str | PathLike[str]", create: bool = False, holdout: float | Non
     With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that
     training never sees (0.1). Raises DataError if there is no dataset, or one of a newer format version.
     """
-    from data_tools.dataset import open_dataset
-    from data_tools.run_directory import RunDirectory, is_run
-    from data_tools.storage import open_storage
+    from data_tools.store.dataset import open_dataset
+    from data_tools.store.run_directory import RunDirectory, is_run
+    from data_tools.store.storage import open_storage
 
     storage = open_storage(path)
     if not create and is_run(storage):

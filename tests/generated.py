@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from data_tools.columns import ALIASES, LOOSE
-from data_tools.reasons import FLAGS, NOTES, REASONS
+from data_tools.collecting.columns import ALIASES, LOOSE
+from data_tools.collecting.reasons import FLAGS, NOTES, REASONS
 from offline_rec.config import describe_fields
 
 ROOT = Path(__file__).parent.parent

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from data_tools.errors import ConfigError, DataError
-from data_tools.logs import Log
+from data_tools.logs.log import Log
+from data_tools.logs.records import samples
 from data_tools.readers.base import Reader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.rows import RowsReader
 from data_tools.readers.vllm import VllmReader
-from data_tools.records import samples
 
 READERS: tuple[Reader, ...] = (VllmReader(), OpenAIReader(), RowsReader())
 """The most particular format first; plain rows, which need only names that say what they are, last."""

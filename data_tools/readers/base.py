@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from data_tools.ids import choice_digest
-from data_tools.jsontext import dump
-from data_tools.logs import Log
-from data_tools.reasons import Refused, Reject
-from data_tools.records import Block, blocks, fingerprint, flat
+from data_tools.collecting.ids import choice_digest
+from data_tools.collecting.reasons import Refused, Reject
+from data_tools.logs.jsontext import dump
+from data_tools.logs.log import Log
+from data_tools.logs.records import Block, blocks, fingerprint, flat
 
 __all__ = ["Carries", "Chunk", "ChunkBuilder", "Log", "Reader", "RecordReader", "Refused", "Reject", "Values"]
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_tools.columns import names_of, pick
-from data_tools.prompts import is_chat
+from data_tools.collecting.columns import names_of, pick
+from data_tools.collecting.prompts import is_chat
+from data_tools.collecting.reasons import Refused
 from data_tools.readers.echo import echoed_prompt
 from data_tools.readers.exchange import Exchange, Object, decoded
-from data_tools.reasons import Refused
 
 NO_PROMPT = (
     "a response without its request: log {request, response} pairs, or join the requests by id with --select"

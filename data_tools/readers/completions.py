@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from data_tools.columns import names_of, pick
+from data_tools.collecting.columns import names_of, pick
+from data_tools.collecting.reasons import Refused
 from data_tools.readers.base import Values
 from data_tools.readers.call_prompts import Prompt, prompts_of
 from data_tools.readers.echo import is_echo, without_echo
 from data_tools.readers.exchange import Exchange, Object, decoded
 from data_tools.readers.token_logprobs import TokenLogprobs, token_logprobs
-from data_tools.reasons import Refused
 
 AROUND = (
     "response_id", "group_id", "run", "trajectory_id", "turn", "policy_version", "logprob_kind", "ids_source",

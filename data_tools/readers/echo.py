@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from data_tools.collecting.reasons import Refused
 from data_tools.readers.token_logprobs import TokenLogprobs, token_logprobs
-from data_tools.reasons import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from data_tools.prompts import is_chat
-from data_tools.reasons import Refused
+from data_tools.collecting.prompts import is_chat
+from data_tools.collecting.reasons import Refused
 
 Object = dict[str, Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from data_tools.columns import CONVERSATION, MAPPED, MERGED, candidates, is_response, pick
-from data_tools.logs import Log
-from data_tools.prompts import is_chat, split_conversation
+from data_tools.collecting.columns import CONVERSATION, MAPPED, MERGED, candidates, is_response, pick
+from data_tools.collecting.prompts import is_chat, split_conversation
+from data_tools.collecting.reasons import Refused
+from data_tools.logs.log import Log
+from data_tools.logs.records import Block, blocks, flat
+from data_tools.logs.tables import columns_of, listed, parquet_batches, row_digests
 from data_tools.readers.base import Carries, Chunk, Reader
-from data_tools.reasons import Refused
-from data_tools.records import Block, blocks, flat
-from data_tools.tables import columns_of, listed, parquet_batches, row_digests
 
 Columns = dict[str, Any]
 """Name -> values: an Arrow array or a list."""

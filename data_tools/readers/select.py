@@ -9,15 +9,15 @@ from typing import Any
 
 import duckdb
 
-from data_tools.columns import LOOSE, MAPPED
-from data_tools.connection import lock, open_duckdb
+from data_tools.collecting.columns import LOOSE, MAPPED
+from data_tools.collecting.selectable import CONTENT, Selectable, selectable
 from data_tools.errors import ConfigError, DataError
-from data_tools.guard import check_expression, check_select
-from data_tools.logs import Log
+from data_tools.logs.log import Log
 from data_tools.readers.base import Carries, Chunk, Reader
 from data_tools.readers.rows import Layout, table_chunks
-from data_tools.selectable import CONTENT, Selectable, selectable
-from data_tools.views import identifier
+from data_tools.store.connection import lock, open_duckdb
+from data_tools.store.guard import check_expression, check_select
+from data_tools.store.views import identifier
 
 ROW = "source_row"
 

@@ -8,11 +8,11 @@ Whether its log-probs are those before (`raw_logprobs`, the default) or after te
 from collections.abc import Sequence
 from typing import Any
 
+from data_tools.collecting.reasons import Refused
 from data_tools.readers.base import Carries, Log
 from data_tools.readers.exchange import Exchange, exchange, is_exchange
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.token_logprobs import token_logprobs
-from data_tools.reasons import Refused
 
 OF_BODY = {"prompt_token_ids", "prompt_logprobs", "kv_transfer_params", "prompt_text"}
 OF_CHOICE = {"token_ids", "stop_reason", "prompt_token_ids", "weight_versions", "routed_experts"}

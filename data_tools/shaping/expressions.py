@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from data_tools.errors import ConfigError
-from data_tools.guard import check_select
 from data_tools.schema import TOKEN_COLUMNS
 from data_tools.shaping.columns import FIELDS
 from data_tools.shaping.hoisting import hoist
 from data_tools.shaping.macros import MACROS
 from data_tools.shaping.syntax import Node, SyntaxProblem, column_names, nodes, parse_select, render, same
+from data_tools.store.guard import check_select
 
 if TYPE_CHECKING:
     import duckdb

@@ -12,7 +12,7 @@ from data_tools.shaping.checks import VALID, check_trajectories, invalid_rows, n
 from data_tools.shaping.fields import Shaping, Split
 from data_tools.shaping.macros import prepare
 from data_tools.shaping.statement import compile
-from data_tools.sql_errors import sql_errors
+from data_tools.store.sql_errors import sql_errors
 
 if TYPE_CHECKING:
     import duckdb

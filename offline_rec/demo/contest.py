@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from offline_rec import rewards
 from offline_rec.config import FitConfig
-from offline_rec.evaluate import evaluate
-from offline_rec.metrics import read_metrics
-from offline_rec.sampled_rows import Task
-from offline_rec.sampling import SamplingParams
+from offline_rec.sampling.evaluate import evaluate
+from offline_rec.sampling.sampled_rows import Task
+from offline_rec.sampling.sampler import SamplingParams
+from offline_rec.training.metrics import read_metrics
 
 MAX_SEQUENCES = 2048
 POLL_SECONDS = 0.5
@@ -55,8 +55,8 @@ class Exam:
 
     def take(self, model: Path, policy: str) -> pa.Table:
         """The judged samples of a model directory, as rows."""
-        from offline_rec.hf_sampler import HFSampler
-        from offline_rec.policy import Policy
+        from offline_rec.models.policy import Policy
+        from offline_rec.sampling.hf_sampler import HFSampler
 
         loaded = Policy.load(model, device="cpu")
         sampler = HFSampler(loaded.model, loaded.tokenizer, max_sequences=MAX_SEQUENCES)
@@ -69,7 +69,7 @@ def fit_one(config: FitConfig) -> None:
     """One fit on one thread, as another one may run beside it."""
     import torch
 
-    from offline_rec.fit import fit
+    from offline_rec.training.fit import fit
 
     torch.set_num_threads(1)
     fit(config)

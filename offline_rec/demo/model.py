@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from data_tools.errors import DataError
 from offline_rec.demo.task import ALPHABET, ANSWER_TOKENS, PROMPT_TOKENS, Problems
-from offline_rec.quiet import quiet
+from offline_rec.models.quiet import quiet
 
 END = "<eos>"
 PAD = "<pad>"

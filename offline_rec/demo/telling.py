@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from offline_rec.evaluate import compare, summarise
+from offline_rec.sampling.evaluate import compare, summarise
 
 if TYPE_CHECKING:
     import pyarrow as pa

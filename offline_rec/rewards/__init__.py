@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data_tools.errors import ConfigError
-from data_tools.reward import Judgement, Reward, Rule
-from data_tools.reward_functions import function_reward
+from data_tools.rewards.functions import function_reward
+from data_tools.rewards.reward import Judgement, Reward, Rule
 from offline_rec.rewards.text import contains, exact, regex
 
 __all__ = ["REWARDS", "Judgement", "Reward", "get"]

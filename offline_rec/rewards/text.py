@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from data_tools.errors import ConfigError
-from data_tools.reward import Columns, Rule
+from data_tools.rewards.reward import Columns, Rule
 
 
 def exact(column: str = "answers", ignore_case: bool = False) -> Rule:

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 import data_tools
 from data_tools import readers
-from data_tools.identity import Scope
-from data_tools.logs import Log
-from data_tools.pipeline import Processed, Settings, process
-from data_tools.reasons import Reject
-from data_tools.records import fingerprint
-from data_tools.report import CollectReport
+from data_tools.collecting.identity import Scope
+from data_tools.collecting.pipeline import Processed, Settings, process
+from data_tools.collecting.reasons import Reject
+from data_tools.collecting.report import CollectReport
+from data_tools.logs.log import Log
+from data_tools.logs.records import fingerprint
 
 
 def lines(*records: dict[str, Any]) -> bytes:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.coerce import NO_ID, NO_MASK, coerce
-from data_tools.columns import LOOSE
-from data_tools.fastpath import ARROW, typed
+from data_tools.collecting.coerce import NO_ID, NO_MASK, coerce
+from data_tools.collecting.columns import LOOSE
+from data_tools.collecting.fastpath import ARROW, typed
 from data_tools.readers.base import Chunk
 
 

@@ -12,7 +12,9 @@ from tests.data_tools.logged import collected, dataset, draw, lines, rollouts
 
 KILLED_AT = """
 import os, signal, sys
-from data_tools import collecting, batches, ledger
+from data_tools.collecting import collect as collecting
+from data_tools.store import batches
+from data_tools.collecting import ledger
 
 def kill_before(owner, name):
     def killed(*args, **kwargs):

@@ -159,7 +159,7 @@ def test_counts_add_up_and_collecting_again_keeps_only_what_is_new(tmp_path_fact
 
 
 def test_ids_and_counts_do_not_depend_on_how_a_log_is_cut_into_blocks(monkeypatch):
-    from data_tools import lines as lines_module
+    from data_tools.logs import lines as lines_module
 
     generator = random.Random(0)
     records = [good(generator.randrange(20)) | {"odd": generator.choice([1, "a", None])} for _ in range(200)]

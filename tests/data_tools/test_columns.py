@@ -1,6 +1,6 @@
 from collections import Counter
 
-from data_tools.columns import ALIASES, LOOSE, candidates, is_response, names_of, pick
+from data_tools.collecting.columns import ALIASES, LOOSE, candidates, is_response, names_of, pick
 from data_tools.schema import ROLLOUTS
 
 

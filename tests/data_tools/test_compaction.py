@@ -2,8 +2,8 @@ import pyarrow as pa
 import pytest
 
 import data_tools
-from data_tools.compaction import CompactReport, compact
-from data_tools.storage import LocalStorage
+from data_tools.store.compaction import CompactReport, compact
+from data_tools.store.storage import LocalStorage
 from tests.data_tools.rollout_rows import many, row, table
 from tests.data_tools.test_deletion import assert_aligned, score
 

@@ -16,7 +16,7 @@ import pytest
 
 import data_tools
 from data_tools.errors import DataError
-from data_tools.storage import LocalStorage
+from data_tools.store.storage import LocalStorage
 from tests.data_tools.rollout_rows import many
 
 ROWS = 300
@@ -127,7 +127,8 @@ def test_a_rewrite_killed_at_any_moment_loses_and_doubles_nothing(tmp_path):
     ds.compact()
     assert assert_whole(ds) == 3 * ROWS - least
     assert all(name.endswith(".done") for name in os.listdir(Path(ds.path, "swaps")))
-    assert not [name for name in os.listdir(Path(ds.path, "rollouts")) if name[:-8] not in ds.batches()]
+    seen = [name for name in os.listdir(Path(ds.path, "rollouts")) if not name.startswith(".")]
+    assert sorted(name[:-8] for name in seen) == ds.batches()  # hidden leftovers of a kill go after a day
 
 
 class Killed(BaseException):

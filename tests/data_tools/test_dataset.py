@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import data_tools
-from data_tools.batches import fresh_name
 from data_tools.errors import ConfigError, DataError
-from data_tools.storage import STALE_SECONDS
+from data_tools.store.batches import fresh_name
+from data_tools.store.storage import STALE_SECONDS
 from tests.data_tools.rollout_rows import many, row, table
 
 
@@ -204,7 +204,7 @@ def test_small_tables_are_gathered_into_whole_row_groups(ds):
 
 
 def test_long_responses_close_a_row_group_early(ds, monkeypatch):
-    monkeypatch.setattr("data_tools.parquet_writer.ROW_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr("data_tools.store.parquet_writer.ROW_GROUP_BYTES", 1 << 20)
     with ds.writer() as writer:
         for i in range(40):
             writer.rollouts(table([row(f"r{i}", response_ids=list(range(25_000)))]))

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 import data_tools
-from data_tools import deletion, rewriting
 from data_tools.errors import ConfigError, DataError
+from data_tools.store import deletion, rewriting
 from tests.data_tools.rollout_rows import many, row, table
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.documents import elements
-from data_tools.logs import TornArchive
-from data_tools.reasons import Refused
+from data_tools.collecting.reasons import Refused
+from data_tools.logs.documents import elements
+from data_tools.logs.log import TornArchive
 
 
 def read(data, size=1 << 20):

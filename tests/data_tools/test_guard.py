@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import data_tools
 from data_tools.errors import ConfigError
-from data_tools.guard import check_expression, check_select
+from data_tools.store.guard import check_expression, check_select
 from tests.data_tools.rollout_rows import many
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.jsontext import canonical, dump, parse
-from data_tools.reasons import Refused
+from data_tools.collecting.reasons import Refused
+from data_tools.logs.jsontext import canonical, dump, parse
 
 
 def refused(line):

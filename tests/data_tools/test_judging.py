@@ -2,7 +2,7 @@ import pytest
 
 import data_tools
 from data_tools.errors import ConfigError
-from data_tools.judging import JudgeReport
+from data_tools.rewards.judging import JudgeReport
 from tests.data_tools.rollout_rows import row, table
 
 

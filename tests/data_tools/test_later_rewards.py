@@ -9,7 +9,7 @@ import pytest
 
 import data_tools
 from data_tools.errors import ConfigError, DataError
-from data_tools.later_rewards import RewardReport
+from data_tools.rewards.later import RewardReport
 from tests.data_tools.rollout_rows import row, table
 
 

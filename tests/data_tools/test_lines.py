@@ -1,7 +1,7 @@
 import pytest
 
-from data_tools.lines import line_blocks
-from data_tools.logs import TornArchive
+from data_tools.logs.lines import line_blocks
+from data_tools.logs.log import TornArchive
 
 
 def all_lines(data, **options):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_tools.logs import Log, TornArchive, kind_of
+from data_tools.logs.log import Log, TornArchive, kind_of
 from tests.data_tools.logged import log_of
 
 RECORD = b'{"a": 1}\n{"a": 2}\n'

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from data_tools.prompts import (
+from data_tools.collecting.prompts import (
     canonical_json,
     canonical_prompt,
     parse_prompt,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import data_tools
-from data_tools.reasons import FLAGS, NOTES, REASONS, Notes, raw_text
+from data_tools.collecting.reasons import FLAGS, NOTES, REASONS, Notes, raw_text
 
 SOURCES = [p for p in Path(data_tools.__file__).parent.rglob("*.py") if p.name != "reasons.py"]
 

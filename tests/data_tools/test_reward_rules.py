@@ -8,7 +8,7 @@ import pytest
 
 import data_tools
 from data_tools.errors import ConfigError
-from data_tools.reward_rules import reward_rule
+from data_tools.rewards.rules import reward_rule
 from tests.data_tools.logged import collected, lines, rollouts
 
 TROUBLES = Path(__file__).parent.parent / "cases" / "troubles"

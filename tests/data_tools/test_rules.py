@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.ragged import Ragged
+from data_tools.collecting.ragged import Ragged
 from tests.data_tools.logged import draw, lines, reason_of, rejects_of, row_of, rows_of
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 import data_tools
-from data_tools.stats import _summary
+from data_tools.store.stats import _summary
 from tests.data_tools.rollout_rows import row, table
 
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 import data_tools
-from data_tools.later_rewards import RewardWriter
+from data_tools.rewards.later import RewardWriter
 from data_tools.schema import TOKEN_COLUMNS
-from data_tools.views import MAX_POLICIES_INLINE
+from data_tools.store.views import MAX_POLICIES_INLINE
 from tests.data_tools.rollout_rows import row, table
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from offline_rec.config import FitConfig
-from offline_rec.metrics import read_metrics
+from offline_rec.training.metrics import read_metrics
 from tests import tiny
 from tests.offline_rec import logged
 

@@ -2,7 +2,6 @@ import ast
 import inspect
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -191,18 +190,3 @@ def test_unknown_public_names_are_attribute_errors():
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         offline_rec.nothing  # noqa: B018
-
-
-def test_importing_the_module_of_a_public_function_leaves_the_function_public():
-    import offline_rec
-
-    module = types.ModuleType("offline_rec.fit")
-    module.fit = lambda config: config
-    before = vars(offline_rec).get("fit")
-    try:
-        offline_rec.fit = module  # what the import system does
-        assert offline_rec.fit is module.fit
-    finally:
-        vars(offline_rec).pop("fit")
-        if before is not None:
-            offline_rec.fit = before

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offline_rec import checkpoint
+from offline_rec.training import checkpoint
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 

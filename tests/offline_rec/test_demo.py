@@ -21,10 +21,10 @@ from offline_rec.demo.model import (
 )
 from offline_rec.demo.story import Size, run
 from offline_rec.demo.task import Problems, split
-from offline_rec.hf_sampler import HFSampler
-from offline_rec.loading import load_tokenizer
-from offline_rec.policy import Policy
-from offline_rec.sampling import SamplingParams
+from offline_rec.models.loading import load_tokenizer
+from offline_rec.models.policy import Policy
+from offline_rec.sampling.hf_sampler import HFSampler
+from offline_rec.sampling.sampler import SamplingParams
 from tests.offline_rec.test_evaluate import judged
 
 SMALL = Size(

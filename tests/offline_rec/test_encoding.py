@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from offline_rec.encoding import Encoded, Encoder, TextRow
+from offline_rec.data.encoding import Encoded, Encoder, TextRow
 from tests import tiny
 
 CHATML = (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from data_tools.errors import DataError
-from offline_rec.engine import OptimizerSettings, TorchEngine
+from offline_rec.training.engine import OptimizerSettings, TorchEngine
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 

@@ -11,9 +11,9 @@ import pytest
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec import rewards
-from offline_rec.evaluate import bootstrap, compare, evaluate, pass_at_k, summarise
-from offline_rec.sampled_rows import LOGGED, Task, sample_rows, write_jsonl
-from offline_rec.sampling import Progress, Prompt, Sample, SamplingParams
+from offline_rec.sampling.evaluate import bootstrap, compare, evaluate, pass_at_k, summarise
+from offline_rec.sampling.sampled_rows import LOGGED, Task, sample_rows, write_jsonl
+from offline_rec.sampling.sampler import Progress, Prompt, Sample, SamplingParams
 
 
 class Scripted:

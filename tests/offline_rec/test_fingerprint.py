@@ -3,7 +3,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from offline_rec.fingerprint import fingerprint, same_vocabulary
+from offline_rec.data.fingerprint import fingerprint, same_vocabulary
 from tests import tiny
 from tests.offline_rec.test_encoding import chatml, with_bos
 

@@ -8,10 +8,10 @@ import torch
 import yaml
 
 import data_tools
-from offline_rec.fit import fit
+from offline_rec.data.rows import RowStore
+from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import objective
-from offline_rec.policy import Policy
-from offline_rec.rows import RowStore
+from offline_rec.training.fit import fit
 from tests import tiny
 from tests.offline_rec.fitting import config, furthest, lineage, records, weights, world
 from tests.offline_rec.logged import dataset, rows

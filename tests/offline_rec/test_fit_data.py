@@ -8,8 +8,8 @@ import pytest
 
 import data_tools
 from data_tools.errors import ConfigError, DataError
-from offline_rec.explain import explain
-from offline_rec.fit import fit
+from offline_rec.training.explain import explain
+from offline_rec.training.fit import fit
 from tests import tiny
 from tests.offline_rec.fitting import config, furthest, records, weights, world
 from tests.offline_rec.logged import dataset, rows
@@ -196,7 +196,7 @@ def test_explain_shows_statement_counts_and_mass_without_torch(folder):
     for part in ("FROM rollouts", "staleness", "tiny", "algorithm rec-oneside-nois", "epsilon_low 0.2"):
         assert part in text
     assert shown.facts()["shaping"]["population"] > 0
-    code = "import sys, offline_rec.explain; sys.exit('torch' in sys.modules)"
+    code = "import sys, offline_rec.training.explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from data_tools.errors import DataError
-from offline_rec.fit import fit
-from offline_rec.heldout import summarise
-from offline_rec.policy import Policy
+from offline_rec.models.policy import Policy
+from offline_rec.training.fit import fit
+from offline_rec.training.heldout import summarise
 from tests.offline_rec.fitting import config, furthest, lineage, records, weights, world
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data_tools.errors import DataError
-from offline_rec.fit import fit
+from offline_rec.training.fit import fit
 from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world
 from tests.offline_rec.team import run_team
 

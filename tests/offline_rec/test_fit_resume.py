@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec import checkpoint
-from offline_rec import loop as loop_module
-from offline_rec import run_data as run_data_module
-from offline_rec.fit import fit
-from offline_rec.lineage import LineageWriter
-from offline_rec.metrics import MetricsLog
-from offline_rec.run_folder import held
+from offline_rec.training import checkpoint
+from offline_rec.training import loop as loop_module
+from offline_rec.training import run_data as run_data_module
+from offline_rec.training.fit import fit
+from offline_rec.training.lineage import LineageWriter
+from offline_rec.training.metrics import MetricsLog
+from offline_rec.training.run_folder import held
 from tests.offline_rec import fitting
 from tests.offline_rec.datasets import rollouts
 from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world

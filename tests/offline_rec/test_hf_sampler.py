@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.hf_sampler import HFSampler, draw, sampling_logprobs
-from offline_rec.sampling import Noise, Prompt, Sample, SamplingParams
+from offline_rec.sampling.hf_sampler import HFSampler, draw, sampling_logprobs
+from offline_rec.sampling.sampler import Noise, Prompt, Sample, SamplingParams
 from tests import tiny
 
 PROMPTS = ["12+34=", "5", "a longer prompt than the others: ", "99+1=", "5"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from data_tools.errors import DataError
-from offline_rec import index as index_module
-from offline_rec.index import Admission, Index, build_index
+from offline_rec.data import index as index_module
+from offline_rec.data.index import Admission, Index, build_index
 from tests.offline_rec.logged import dataset
 
 STATEMENT = """

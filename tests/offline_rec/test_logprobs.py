@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from offline_rec import logprobs
-from offline_rec.logprobs import Head, token_logprobs
+from offline_rec.models import logprobs
+from offline_rec.models.logprobs import Head, token_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 37
 
@@ -154,8 +154,8 @@ def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
 PEAK = """
 import resource, sys, torch
 sys.path.insert(0, {path!r})
-from offline_rec import logprobs
-from offline_rec.logprobs import Head, token_logprobs
+from offline_rec.models import logprobs
+from offline_rec.models.logprobs import Head, token_logprobs
 torch.set_num_threads(1)
 tokens, hidden, vocabulary, chunk = {tokens}, 16, 16_384, 64
 states = torch.randn(tokens, hidden, requires_grad=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_rec.order import Order, mix, share_out, shuffled
+from offline_rec.data.order import Order, mix, share_out, shuffled
 
 SNAPSHOT = "0123456789abcdef0123"
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.policy import Policy
-from offline_rec.rows import Ragged, Rows
+from offline_rec.data.rows import Ragged, Rows
+from offline_rec.models.policy import Policy
 from tests import tiny
 
 VOCABULARY = 100
@@ -251,7 +251,7 @@ def test_a_failed_save_leaves_the_old_directory(tmp_path: Path, saved: Path, mon
 
 def test_loading_prints_nothing(saved: Path) -> None:
     path = str(saved)
-    script = f"from offline_rec.policy import Policy; Policy.load({path!r}).save({path + '-2'!r})"
+    script = f"from offline_rec.models.policy import Policy; Policy.load({path!r}).save({path + '-2'!r})"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_tools.errors import DataError
-from offline_rec.guards import DriftGuard, NonFiniteGuard
-from offline_rec.lineage import LineageWriter, drop_after
-from offline_rec.metrics import MetricsLog, read_metrics
+from offline_rec.training.guards import DriftGuard, NonFiniteGuard
+from offline_rec.training.lineage import LineageWriter, drop_after
+from offline_rec.training.metrics import MetricsLog, read_metrics
 
 
 def test_drift_beyond_a_bound_gives_a_reason():
@@ -93,7 +93,7 @@ def test_lineage_parts_are_named_after_their_last_step_and_rank(tmp_path):
 
 
 def test_a_long_stretch_is_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("offline_rec.lineage.FLUSH_ROWS", 2)
+    monkeypatch.setattr("offline_rec.training.lineage.FLUSH_ROWS", 2)
     writer = LineageWriter(tmp_path, rank=0)
     for step in (1, 2, 3):
         add(writer, step, ["a"])

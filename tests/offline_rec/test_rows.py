@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_tools import schema
 from data_tools.errors import DataError
-from offline_rec.rows import Ragged, RowStore, micro_batches
+from offline_rec.data.rows import Ragged, RowStore, micro_batches
 from tests.offline_rec.datasets import StubDataset, rollouts
 
 lists_of_rows = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=12)

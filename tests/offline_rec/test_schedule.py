@@ -2,7 +2,7 @@
 
 import pytest
 
-from offline_rec.schedule import learning_rate
+from offline_rec.training.schedule import learning_rate
 
 
 def rates(shape, total, warmup):

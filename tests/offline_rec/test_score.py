@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec import score as scoring
-from offline_rec.policy import Policy
-from offline_rec.rows import RowStore
-from offline_rec.score import score
-from offline_rec.tokens import prepare
+from offline_rec.data.rows import RowStore
+from offline_rec.data.tokens import prepare
+from offline_rec.models import score as scoring
+from offline_rec.models.policy import Policy
+from offline_rec.models.score import score
 from tests import tiny
 from tests.offline_rec.test_tokens import dataset, engine_row, ids, text_row
 

@@ -8,9 +8,9 @@ import pytest
 import data_tools
 from data_tools import PolicyCard
 from data_tools.errors import DataError
-from offline_rec import tokens
-from offline_rec.rows import RowStore
-from offline_rec.tokens import fingerprint, prepare
+from offline_rec.data import tokens
+from offline_rec.data.rows import RowStore
+from offline_rec.data.tokens import fingerprint, prepare
 from tests import tiny
 from tests.offline_rec.datasets import rollouts
 

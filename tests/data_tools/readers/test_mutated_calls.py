@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_tools import readers
-from data_tools.identity import Scope
-from data_tools.pipeline import Settings, process
-from data_tools.records import fingerprint
+from data_tools.collecting.identity import Scope
+from data_tools.collecting.pipeline import Settings, process
+from data_tools.logs.records import fingerprint
 from tests.data_tools.logged import log_of
 
 CASES = Path(__file__).parents[2] / "cases"

@@ -1,0 +1,105 @@
+"""One chunk of a log from loose columns to rows of a dataset: types, rules, identity, reward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from data_tools.collecting.fastpath import Typed, plain, typed
+from data_tools.collecting.identity import Identified, Scope, identify
+from data_tools.collecting.reasons import Notes, Refused, Reject
+from data_tools.collecting.rules import judge
+from data_tools.logs.jsontext import dump
+from data_tools.readers.base import Chunk
+
+if TYPE_CHECKING:
+    from data_tools.rewards.rules import RewardRule
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user says about all rows of a collect."""
+
+    policy: str | None = None
+    policy_version: int | None = None
+    reward: "RewardRule | None" = None
+    tolerant: bool = False
+    """Read every value by itself, as if no column were clean; to test the two ways against each other."""
+
+
+@dataclass(slots=True)
+class Processed:
+    """A chunk's rows and rejects: together they are all rows of the chunk and all it could not read."""
+
+    rows: Identified
+    rejects: list[Reject]
+    notes: Notes = field(default_factory=Notes)
+
+
+def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
+    """Turn a chunk into rows of the schema ROLLOUTS and rejects."""
+    loose = typed(chunk, tolerant=settings.tolerant)
+    _fill(loose, settings)
+    if settings.reward is not None:
+        _set_reward_aside(loose, chunk, settings.reward)
+    rows = identify(
+        judge(loose), scope, contents=chunk.content, source_rows=chunk.source_row, extra=loose.extra
+    )
+    rejects = chunk.rejects + [_reject(chunk, row, rows.refused[row]) for row in sorted(rows.refused)]
+    notes = _located(rows.notes, chunk.source_row)
+    for code, count in chunk.notes.items():
+        notes.add(code, (), count)
+    if settings.reward is not None and rows.table.num_rows:
+        notes.merge(_rewarded(rows, settings.reward))
+    return Processed(rows, rejects, notes)
+
+
+def _fill(loose: Typed, settings: Settings) -> None:
+    """Name the policy and its version where the log does not."""
+    for column, value in (("policy", settings.policy), ("policy_version", settings.policy_version)):
+        if value is not None:
+            kind = pa.string() if column == "policy" else pa.int64()
+            logged = loose.columns.get(column, pa.nulls(loose.rows, kind))
+            loose.columns[column] = logged.fill_null(value)
+
+
+def _set_reward_aside(loose: Typed, chunk: Chunk, rule: "RewardRule") -> None:
+    """Keep the log's own reward in `extra`, where a rule finds it by its name; it refuses no row any more."""
+    name = chunk.names.get("reward", "reward")
+    for row, value in enumerate(plain(chunk.columns.get("reward", ()))):
+        if value is not None:
+            loose.extra[row].setdefault(name, value)
+    loose.refused = {row: why for row, why in loose.refused.items() if why.reason != "bad_reward"}
+    if not rule.reads_reward:
+        loose.notes.drop("reward_from_text")
+        loose.notes.drop("reward_unreadable")
+
+
+def _located(notes: Notes, source_rows: Sequence[int | None]) -> Notes:
+    """Notes by rows of a chunk or table as notes by rows of the log."""
+    made = Notes()
+    for code, count in notes.counts.items():
+        rows = [source_rows[row] for row in notes.rows[code]]
+        made.add(code, rows, count, notes.details.get(code, ""))
+    return made
+
+
+def _reject(chunk: Chunk, row: int, why: Refused) -> Reject:
+    values = {name: _shown(column, row) for name, column in chunk.columns.items()}
+    try:
+        raw = dump({name: value for name, value in values.items() if value not in (None, {})})
+    except Refused:
+        raw = ""
+    return why.at(chunk.source_row[row], raw)
+
+
+def _shown(column: Sequence[object] | pa.Array, row: int) -> object:
+    return plain(column[row : row + 1])[0]
+
+
+def _rewarded(rows: Identified, rule: "RewardRule") -> Notes:
+    verdicts = rule(rows.table)
+    place = rows.table.schema.get_field_index("reward")
+    rows.table = rows.table.set_column(place, rows.table.schema.field("reward"), verdicts.rewards)
+    return _located(verdicts.notes, rows.table.column("source_row").to_pylist())

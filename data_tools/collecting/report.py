@@ -1,0 +1,129 @@
+"""What a collect did, per log and in all: every record counted once, every change by its code."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_tools.collecting.reasons import EXAMPLES, FLAGS, NOTES, REASONS, Notes
+
+
+@dataclass(slots=True)
+class LogReport:
+    """Counts of one log: read == kept + duplicate + sum(rejected).
+
+    `input_rows` are records of the log; `read` are the rows they gave (more with several responses a record,
+    any number with --select), refused ones included. `where` names the first lines of each reject and note,
+    `details` what the first of some notes said.
+    """
+
+    source: str
+    format: str
+    input_rows: int = 0
+    read: int = 0
+    kept: int = 0
+    duplicate: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    where: dict[str, list[int]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+    def reject(self, code: str, rows: Iterable[int | None], count: int) -> None:
+        """Count rejects, the first of them at `rows`."""
+        self.rejected[code] += count
+        self._locate(code, rows)
+
+    def note(self, notes: Notes) -> None:
+        """Count notes."""
+        self.notes += notes.counts
+        self.details = notes.details | self.details
+        for code, rows in notes.rows.items():
+            self._locate(code, rows)
+
+    def _locate(self, code: str, rows: Iterable[int | None]) -> None:
+        known = self.where.setdefault(code, [])
+        known += [row for row in rows if row is not None][: EXAMPLES - len(known)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as JSON-able values."""
+        return {
+            "source": self.source,
+            "format": self.format,
+            "input_rows": self.input_rows,
+            "read": self.read,
+            "kept": self.kept,
+            "duplicate": self.duplicate,
+            "rejected": dict(sorted(self.rejected.items())),
+            "notes": dict(sorted(self.notes.items())),
+            "where": {code: rows for code, rows in sorted(self.where.items()) if rows},
+            "details": dict(sorted(self.details.items())),
+        }
+
+
+@dataclass(slots=True)
+class CollectReport:
+    """Counts of every log of a collect and of all together; `skipped`: files of a folder that are no logs."""
+
+    logs: list[LogReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    batch: str | None = None
+    """Name of the committed batch; None where nothing was written."""
+
+    dry_run: bool = False
+
+    @property
+    def total(self) -> LogReport:
+        """All logs together."""
+        made = LogReport("total", "/".join(dict.fromkeys(log.format for log in self.logs)))
+        for log in self.logs:
+            made.input_rows += log.input_rows
+            made.read += log.read
+            made.kept += log.kept
+            made.duplicate += log.duplicate
+            made.rejected += log.rejected
+            made.notes += log.notes
+            made.details = log.details | made.details
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-able values."""
+        return {
+            "logs": [log.to_dict() for log in self.logs],
+            "total": self.total.to_dict(),
+            "skipped": self.skipped,
+            "batch": self.batch,
+            "dry_run": self.dry_run,
+        }
+
+    def lines(self) -> list[str]:
+        """The report as text, a line a fact."""
+        shown = [line for log in self.logs for line in _log_lines(log)]
+        if len(self.logs) > 1:
+            shown.append(_counts(self.total))
+        shown += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
+        if self.dry_run:
+            shown.append("dry run: nothing was written")
+        return shown
+
+
+def _log_lines(log: LogReport) -> list[str]:
+    codes = [(f"rejected {code}", code, count) for code, count in sorted(log.rejected.items())]
+    codes += [(code, code, count) for code, count in sorted(log.notes.items())]
+    return [_counts(log), *(_code_line(log, *code) for code in codes)]
+
+
+def _counts(log: LogReport) -> str:
+    rejected = log.rejected.total()
+    source = f"{log.source} ({log.format})" if log.source != "total" else "total"
+    records = f" from {log.input_rows} records" if log.input_rows != log.read else ""
+    return (
+        f"{source}: {log.read} read{records}, {log.kept} kept, {log.duplicate} duplicate, {rejected} rejected"
+    )
+
+
+def _code_line(log: LogReport, label: str, code: str, count: int) -> str:
+    rows = log.where.get(code, [])
+    at = f" (row {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})" if rows else ""
+    meaning = REASONS.get(code) or NOTES.get(code) or FLAGS.get(code, "")
+    detail = f" ({log.details[code]})" if code in log.details else ""
+    return f"  {count} {label}{at}" + (f": {meaning}" if meaning else "") + detail

@@ -1,0 +1,1 @@
+"""From what a user names to records: sources, compression, lines, tables, JSON text."""

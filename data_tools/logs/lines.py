@@ -1,0 +1,97 @@
+"""Bytes to lines: split at 0x0A only, numbered as they stand in the file, in constant memory.
+
+JSON text may hold U+0085, U+2028 and U+2029 literally, so `str.splitlines` would shred records.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from data_tools.logs.log import TornArchive
+
+LINES_BYTES = 4 << 20
+"""Text of one block of lines: large enough to work in columns, small enough that memory stays flat."""
+
+LINES_ROWS = 4096
+
+MAX_LINE_BYTES = 1 << 30
+"""Some trainers write a whole batch as one line, so 100 MB are real; a line beyond this is skipped."""
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(slots=True)
+class LineBlock:
+    """Consecutive lines without their 0x0A; `first` is the number of lines[0], counted from 1.
+
+    `oversized` maps the number of a line over the limit to its size; the line itself is empty here.
+    `torn` says that the archive broke behind the last line.
+    """
+
+    lines: list[bytes] = field(default_factory=list)
+    first: int = 1
+    oversized: dict[int, int] = field(default_factory=dict)
+    torn: str | None = None
+
+
+def line_blocks(
+    data: Iterable[bytes], *, block_bytes: int = LINES_BYTES, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[LineBlock]:
+    """Cut blocks of bytes into blocks of whole lines; a torn archive ends in a block that says so."""
+    splitter = _Splitter(max_line_bytes)
+    torn: str | None = None
+    try:
+        for piece in data:
+            splitter.feed(piece)
+            if splitter.size >= block_bytes or len(splitter.block.lines) >= LINES_ROWS:
+                yield splitter.take()
+    except TornArchive as error:
+        torn = str(error)
+    splitter.end_line()
+    splitter.block.torn = torn
+    if splitter.block.lines or torn:
+        yield splitter.take()
+
+
+class _Splitter:
+    """Holds the unfinished line between pieces; joins its parts once, so a huge line costs linear time."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self.max_line_bytes = max_line_bytes
+        self.block = LineBlock()
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes of the file."""
+        first, *rest = piece.split(b"\n")
+        self._extend(first)
+        if not rest:
+            return
+        self.end_line()
+        self.block.lines += rest[:-1]
+        self.size += len(piece)
+        self._extend(rest[-1])
+
+    def _extend(self, part: bytes) -> None:
+        self._length += len(part)
+        if self._length > self.max_line_bytes:
+            self._parts = []
+        elif part:
+            self._parts.append(part)
+
+    def end_line(self) -> None:
+        """Close the line begun, if any; at the end of a file without a last newline too."""
+        lines = self.block.lines
+        if self._length > self.max_line_bytes:
+            self.block.oversized[self.block.first + len(lines)] = self._length
+        lines.append(b"".join(self._parts))
+        if self.block.first == 1 and len(lines) == 1:
+            lines[0] = lines[0].removeprefix(BOM)
+        self.size += self._length
+        self._parts, self._length = [], 0
+
+    def take(self) -> LineBlock:
+        """Hand over the whole lines so far."""
+        done, self.block, self.size = self.block, LineBlock(first=self.block.first + len(self.block.lines)), 0
+        return done

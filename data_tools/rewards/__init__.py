@@ -1,0 +1,1 @@
+"""Where rewards come from: rules at collect, functions, later feedback, judging again."""

@@ -1,0 +1,1 @@
+"""The dataset on disk and behind SQL: batches, sidecars, views, statistics, erasure, compaction."""

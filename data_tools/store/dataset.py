@@ -1,0 +1,279 @@
+"""A dataset directory: batches of rollouts, what is kept beside them, and SQL over all of it."""
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from data_tools.errors import ConfigError, DataError
+from data_tools.schema import FORMAT_VERSION
+from data_tools.shaping.macros import prepare
+from data_tools.store import views
+from data_tools.store.batches import BatchWriter
+from data_tools.store.connection import lock, open_duckdb
+from data_tools.store.erased import ErasedIds, erased_files
+from data_tools.store.queryable import Queryable
+from data_tools.store.sidecars import Sidecar, SidecarKind
+from data_tools.store.sql_errors import sql_errors
+from data_tools.store.storage import Storage
+from data_tools.store.swaps import live_batches
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from data_tools.collecting.collect import CollectReport
+    from data_tools.rewards.judging import JudgeReport
+    from data_tools.rewards.later import RewardReport, RewardWriter
+    from data_tools.shaping import Shaping
+    from data_tools.store.compaction import CompactReport
+    from data_tools.store.deletion import DeleteReport
+
+HOLDOUT = 0.1
+"""Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
+
+
+class DatasetInfo(BaseModel):
+    """The content of rec.json."""
+
+    format_version: int
+    created: datetime
+    holdout: float = Field(ge=0, lt=1)
+    salt: str
+
+
+class PolicyCard(BaseModel):
+    """The content of policies/<name>.json: the policy that sampled the responses, as far as it is known."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    model: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer and its chat template."""
+    template: str | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
+class Dataset(Queryable):
+    """An opened dataset; get one from `data_tools.open`."""
+
+    def __init__(self, storage: Storage, info: DatasetInfo) -> None:
+        super().__init__(storage)
+        self.info = info
+        self._versions: dict[str, dict[str, int]] = {}
+
+    def batches(self) -> list[str]:
+        """Return the names of the committed batches in the order of their commits."""
+        return live_batches(self.storage)
+
+    def rollout_path(self, batch: str) -> str:
+        """Return the path or URL of a batch's rollouts."""
+        return self.storage.url(f"rollouts/{batch}.parquet")
+
+    def parquet(self, batch: str) -> "pq.ParquetFile":
+        """Open the rollouts of a batch, local or not."""
+        return self.storage.parquet(f"rollouts/{batch}.parquet")
+
+    def writer(self, name: str | None = None) -> BatchWriter:
+        """Return a writer of one new batch; the name is given at the commit unless it is fixed here."""
+        return BatchWriter(self.storage, name)
+
+    def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
+        """Return a fresh connection with all views, that can read the dataset and nothing else.
+
+        `now` fixes the moment that `age_days` counts back from; the default is the present.
+        """
+        batches = self.batches()
+        kept = set(batches)
+        rollouts = [self.rollout_path(batch) for batch in batches]
+        rejects = [self._url("rejects", batch) for batch in self._stems("rejects") if batch in kept]
+        rewards = [self._url("rewards", name) for name in self._stems("rewards")]
+        erased = erased_files(self.storage)
+        with contextlib.ExitStack() as stack, sql_errors(self.path):
+            con = stack.enter_context(open_duckdb(self.storage))
+            newest = self._newest_versions(con, batches)
+            for statement in (
+                views.split_macro(self.info.holdout, self.info.salt),
+                *views.rollouts_view(rollouts, rewards, newest=newest, now=now or datetime.now(UTC)),
+                views.GROUPS_VIEW,
+                views.rejects_view(rejects),
+                views.policies_view(self._cards()),
+                views.erased_view(erased),
+            ):
+                con.execute(statement)
+            prepare(con)
+            lock(con, [*rollouts, *rejects, *rewards, *erased])
+            stack.pop_all()  # from here on the caller closes it
+        return con
+
+    def sidecar(self, kind: SidecarKind, key: str) -> Sidecar:
+        """Return the files beside the rollouts of a kind, for one tokenizer or one set of weights."""
+        return Sidecar(self.storage, kind, key)
+
+    def erased(self) -> ErasedIds:
+        """Return the set of the response ids that were deleted."""
+        return ErasedIds(self.storage)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the facts of `rec stats`, as JSON-able values (stats.py)."""
+        from data_tools.store.stats import dataset_stats
+
+        return dataset_stats(self)
+
+    def rewards_writer(self, source: str) -> "RewardWriter":
+        """Return a writer of later rewards; `source` says who judged."""
+        from data_tools.rewards.later import RewardWriter
+
+        return RewardWriter(self.storage, source)
+
+    def add_rewards(self, file: str, **options: Any) -> "RewardReport":
+        """Append the rewards of a file (later_rewards.add_rewards)."""
+        from data_tools.rewards.later import add_rewards
+
+        return add_rewards(self, file, **options)
+
+    def judge(self, definition: str | Callable[..., Any], **options: Any) -> "JudgeReport":
+        """Judge rows by a rule and append the rewards (judging.judge)."""
+        from data_tools.rewards.judging import judge
+
+        return judge(self, definition, **options)
+
+    def collect(self, sources: Sequence[str], **options: Any) -> "CollectReport":
+        """Append what logs hold (collecting.collect)."""
+        from data_tools.collecting.collect import collect
+
+        return collect(sources, self, **options)
+
+    def shape(self, shaping: "Shaping", **options: Any) -> "pa.RecordBatchReader":
+        """Stream the shaped rows, each with its advantage and weight (shaping.shape)."""
+        from data_tools.shaping import shape
+
+        return shape(self, shaping, **options)
+
+    def delete(self, where: str, *, dry_run: bool = False) -> "DeleteReport":
+        """Erase the rows where an SQL condition holds from every file (deletion.delete)."""
+        from data_tools.store.deletion import delete
+
+        return delete(self, where, dry_run=dry_run)
+
+    def compact(self) -> "CompactReport":
+        """Rewrite the dataset as fewer, larger files with groups side by side (compaction.compact)."""
+        from data_tools.store.compaction import compact
+
+        return compact(self)
+
+    def policies(self) -> dict[str, PolicyCard]:
+        """Return the cards of the behaviour policies by name."""
+        cards = (self._card(stem) for stem in self.storage.stems("policies", ".json"))
+        return {card.name: card for card in cards}
+
+    def write_policy(self, card: PolicyCard) -> None:
+        """Write or replace a policy's card."""
+        content = card.model_dump_json(indent=2, exclude_none=True).encode()
+        self.storage.write(f"policies/{_file_stem(card.name)}.json", content + b"\n")
+
+    def _newest_versions(self, con: "duckdb.DuckDBPyConnection", batches: list[str]) -> dict[str, int]:
+        """Return the newest version of each policy; a batch is immutable, so each is read once."""
+        unread = [self.rollout_path(batch) for batch in batches if batch not in self._versions]
+        if unread:
+            self._versions.update((batch, {}) for batch in batches if batch not in self._versions)
+            for batch, policy, version in con.sql(views.newest_versions_query(unread)).fetchall():
+                self._versions[batch][policy] = version
+        newest: dict[str, int] = {}
+        for policy, version in (item for batch in batches for item in self._versions[batch].items()):
+            newest[policy] = max(version, newest.get(policy, version))
+        return newest
+
+    def _card(self, stem: str) -> PolicyCard:
+        name = f"policies/{stem}.json"
+        try:
+            return PolicyCard.model_validate_json(self.storage.read(name))
+        except ValidationError as error:
+            raise DataError(
+                f"{self.storage.url(name)} is no policy card: {error.errors()[0]['msg']}",
+                "mend or remove the file",
+            ) from error
+
+    def _cards(self) -> list[list[str | None]]:
+        return [
+            [card.name, card.model, card.revision, card.tokenizer, json.dumps(card.sampling)]
+            for card in self.policies().values()
+        ]
+
+    def _stems(self, folder: str) -> list[str]:
+        return self.storage.stems(folder, ".parquet")
+
+    def _url(self, folder: str, stem: str) -> str:
+        return self.storage.url(f"{folder}/{stem}.parquet")
+
+
+def open_dataset(storage: Storage, *, create: bool = False, holdout: float | None = None) -> Dataset:
+    """Open the dataset in a storage; with `create` make an empty one where there is none."""
+    where = storage.root
+    if not storage.exists("rec.json"):
+        if not create:
+            raise DataError(
+                f"{where} is not a dataset: it has no rec.json",
+                f"make one with: rec collect LOGS --into {where}",
+            )
+        _create(storage, HOLDOUT if holdout is None else holdout)
+    info = _read_info(storage)
+    if holdout is not None and holdout != info.holdout:
+        raise ConfigError(
+            f"{where} was created with holdout {info.holdout:g}, not {holdout:g}",
+            "the split of a dataset is fixed for good: leave holdout out, or start a new dataset",
+        )
+    return Dataset(storage, info)
+
+
+def _create(storage: Storage, holdout: float) -> None:
+    if not 0 <= holdout < 1:
+        raise ConfigError(
+            f"holdout must be at least 0 and below 1, got {holdout:g}", "0.1 keeps every tenth prompt out"
+        )
+    if storage.entries("") and not storage.exists("rec.json"):  # it may have been created this moment
+        raise DataError(
+            f"{storage.root} is not a dataset, and not empty", "choose a new or an empty directory"
+        )
+    info = DatasetInfo(
+        format_version=FORMAT_VERSION, created=datetime.now(UTC), holdout=holdout, salt=secrets.token_hex(8)
+    )
+    try:
+        storage.write("rec.json", info.model_dump_json(indent=2).encode() + b"\n", exclusive=True)
+    except FileExistsError:
+        return  # another process created it at the same moment; its salt holds
+
+
+def _read_info(storage: Storage) -> DatasetInfo:
+    where = storage.url("rec.json")
+    try:
+        content = json.loads(storage.read("rec.json"))
+        version = int(content["format_version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{where} cannot be read: {error}", "restore it from a copy; it holds the dataset's salt"
+        ) from error
+    if version > FORMAT_VERSION:
+        raise DataError(
+            f"{where} has format version {version}; this program reads up to {FORMAT_VERSION}",
+            "upgrade with: pip install -U offline-rec",
+        )
+    try:
+        return DatasetInfo.model_validate(content)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise DataError(f"{where} cannot be read: {reason}", "restore it from a copy") from error
+
+
+def _file_stem(name: str) -> str:
+    """Return a policy's name as a file's stem: reversible, never hidden, safe in every store."""
+    stem = quote(name, safe="")
+    return "%2E" + stem[1:] if stem.startswith(".") else stem

@@ -1,0 +1,154 @@
+"""Row groups of aligned Parquet files, decoded to numpy, the last few kept."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data_tools.errors import DataError
+from data_tools.store.storage import open_storage
+from offline_rec.data.ragged import IntArray, Ragged, concatenate, offsets_of
+
+OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """Rows of a list column, and which of them are not null."""
+
+    rows: Ragged
+    valid: NDArray[np.bool_]
+
+    def take(self, index: IntArray) -> "ListColumn":
+        """The rows named by `index`."""
+        return ListColumn(self.rows.take(index), self.valid[index])
+
+    def spread(self, where: NDArray[np.bool_]) -> "ListColumn":
+        """One row for each entry of `where`: the next of these rows where it is true, else null."""
+        lengths, valid = np.zeros(len(where), np.int64), np.zeros(len(where), np.bool_)
+        lengths[where], valid[where] = self.rows.lengths, self.valid
+        return ListColumn(Ragged(self.rows.values, offsets_of(lengths)), valid)
+
+    def replaced(self, other: "ListColumn", where: NDArray[np.bool_]) -> "ListColumn":
+        """These rows, but those of `other` where `where` is true."""
+        if not where.any():
+            return self
+        if where.all():
+            return other
+        index = np.arange(len(where)) + len(where) * where
+        return ListColumn(
+            concatenate([self.rows, other.rows]).take(index), np.where(where, other.valid, self.valid)
+        )
+
+    @classmethod
+    def nulls(cls, count: int, dtype: Any) -> "ListColumn":
+        """`count` null rows."""
+        return cls(Ragged(np.empty(0, dtype), np.zeros(count + 1, np.int64)), np.zeros(count, np.bool_))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.rows.values.nbytes + self.rows.offsets.nbytes + self.valid.nbytes
+
+
+Column: TypeAlias = Any
+"""A `ListColumn` where the column holds lists, else the Arrow array."""
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Open a Parquet file by local path or fsspec URL."""
+    folder, _, name = path.rpartition("/")
+    return open_storage(folder or ".").parquet(name)
+
+
+class Blocks:
+    """Random access to the rows of many Parquet files of one schema, by (file, row).
+
+    Reads whole row groups, only those asked for, and keeps the most recently used ones up to `cache_bytes`.
+    """
+
+    def __init__(
+        self, open_file: Callable[[str], pq.ParquetFile], columns: Sequence[str], cache_bytes: int
+    ) -> None:
+        self._open = open_file
+        self._columns = list(columns)
+        self._cache_bytes = cache_bytes
+        self._files: OrderedDict[str, tuple[pq.ParquetFile, IntArray]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, int], dict[str, Column]] = OrderedDict()
+        self._held = 0
+
+    def rows_in(self, name: str) -> int:
+        """Rows of one file."""
+        return int(self._file(name)[1][-1])
+
+    def gather(self, names: Sequence[str], codes: IntArray, rows: IntArray) -> dict[str, Column]:
+        """The rows `rows[i]` of the files `names[codes[i]]`, column by column, in the order asked."""
+        groups = np.empty(len(rows), np.int64)
+        local = np.empty(len(rows), np.int64)
+        for code in np.unique(codes):
+            here = codes == code
+            starts = self._file(names[code])[1]
+            if rows[here].max(initial=0) >= starts[-1]:
+                raise DataError(
+                    f"{names[code]} has {starts[-1]} rows, but row {rows[here].max()} is asked for",
+                    "the index belongs to another snapshot of the dataset",
+                )
+            groups[here] = np.searchsorted(starts, rows[here], side="right") - 1
+            local[here] = rows[here] - starts[groups[here]]
+        order = np.lexsort((groups, codes))
+        cuts = np.flatnonzero(np.diff(codes[order]) | np.diff(groups[order])) + 1
+        pieces = [piece for piece in np.split(order, cuts) if len(piece)]
+        parts = [self._take(names[codes[piece[0]]], int(groups[piece[0]]), local[piece]) for piece in pieces]
+        back = None if np.all(np.diff(order) == 1) else np.argsort(order)
+        return {column: _join([part[column] for part in parts], back) for column in self._columns}
+
+    def _take(self, name: str, group: int, index: IntArray) -> dict[str, Column]:
+        return {column: held.take(index) for column, held in self._block(name, group).items()}
+
+    def _block(self, name: str, group: int) -> dict[str, Column]:
+        if (name, group) in self._blocks:
+            self._blocks.move_to_end((name, group))
+            return self._blocks[name, group]
+        table = self._file(name)[0].read_row_group(group, columns=self._columns)
+        block = {column: _decode(table.column(column).combine_chunks()) for column in self._columns}
+        self._blocks[name, group] = block
+        self._held += _nbytes(block)
+        while self._held > self._cache_bytes and len(self._blocks) > 1:
+            self._held -= _nbytes(self._blocks.popitem(last=False)[1])
+        return block
+
+    def _file(self, name: str) -> tuple[pq.ParquetFile, IntArray]:
+        if name in self._files:
+            self._files.move_to_end(name)
+            return self._files[name]
+        file = self._open(name)
+        meta = file.metadata
+        sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        self._files[name] = file, np.cumsum([0, *sizes])
+        if len(self._files) > OPEN_FILES:
+            self._files.popitem(last=False)[1][0].close()
+        return self._files[name]
+
+
+def _decode(column: pa.Array) -> Column:
+    if not pa.types.is_list(column.type):
+        return column
+    return ListColumn(Ragged.from_arrow(column), column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _join(parts: list[Any], back: IntArray | None) -> Column:
+    if isinstance(parts[0], ListColumn):
+        valid = np.concatenate([part.valid for part in parts])
+        joined: Column = ListColumn(concatenate([part.rows for part in parts]), valid)
+    else:
+        joined = pa.concat_arrays(parts)
+    return joined if back is None else joined.take(back)
+
+
+def _nbytes(block: dict[str, Column]) -> int:
+    return sum(int(column.nbytes) for column in block.values())

@@ -1,0 +1,139 @@
+"""May logged token ids be used as they are? Only if they mean the same text to the model's tokenizer.
+
+A policy's card says which tokenizer it sampled with. Where there is no card, a sample of its rows is
+decoded and compared with their text: a wrong tokenizer gives ids outside the vocabulary, or other text,
+almost at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from data_tools.errors import DataError
+from offline_rec.data.fingerprint import same_vocabulary
+from offline_rec.data.rows import RowStore
+
+if TYPE_CHECKING:
+    from data_tools.store.dataset import Dataset
+
+SAMPLES = 64
+LONGEST_STOP = 32
+RETOKENISE = "or pass --retokenise to make ids from the text (logged log-probs are then absent)"
+
+
+def check_engine_ids(
+    ds: "Dataset", tokenizer: Any, key: str, *, where: str | None = None, seed: int = 0
+) -> list[str]:
+    """Raise DataError unless the engine ids of the rows `where` belong to `tokenizer` of fingerprint `key`.
+
+    Returns a note for each policy whose tokenizer is unknown and whose sampled rows all agree, or whose
+    chat template is another one.
+    """
+    condition = f"n_tokens IS NOT NULL AND ({where or 'true'})"
+    logged = ds.sql(
+        f"SELECT policy, count(*) AS n FROM rollouts WHERE {condition} GROUP BY policy ORDER BY policy"
+    )
+    cards = ds.policies()
+    notes = []
+    for policy, count in zip(*(column.to_pylist() for column in logged.columns), strict=True):
+        card = cards.get(policy)
+        known = None if card is None else card.tokenizer
+        if known == key:
+            continue
+        if known is not None and same_vocabulary(known, key):
+            notes.append(f"{_named(policy)} used another chat template; its ids are used as logged")
+            continue
+        if known is not None:
+            raise DataError(
+                f"{count} rows of {_named(policy)} hold ids of another tokenizer "
+                f"({known[:8]}..., the model has {key[:8]}...)",
+                f"use a model with the tokenizer that logged them, {RETOKENISE}",
+            )
+        notes.append(_check_sample(ds, tokenizer, policy, condition, seed))
+    return notes
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Sampled rows of one policy: their ids, and the text they should decode to."""
+
+    names: list[str]
+    prompt_ids: list[list[int]]
+    response_ids: list[list[int]]
+    texts: list[str | None]
+    partial: list[bool]
+
+
+def _check_sample(ds: "Dataset", tokenizer: Any, policy: str | None, condition: str, seed: int) -> str:
+    sample = _draw(ds, policy, condition, seed)
+    outside = [
+        name
+        for name, *ids in zip(sample.names, sample.prompt_ids, sample.response_ids, strict=True)
+        if max(map(max, filter(None, ids)), default=0) >= len(tokenizer)
+    ]
+    differ = [
+        name
+        for name, ids, text, partial in zip(
+            sample.names, sample.response_ids, sample.texts, sample.partial, strict=True
+        )
+        if name not in outside and text is not None and not _agree(tokenizer, ids, text, partial)
+    ]
+    checked = len(sample.names)
+    if outside or differ:
+        named = ", ".join([*outside, *differ][:3])
+        raise DataError(
+            f"{_named(policy)} names no tokenizer, and its ids are not those of the model's: of {checked} "
+            f"sampled rows {len(outside)} have ids outside the vocabulary and "
+            f"{len(differ)} decode to another text ({named})",
+            f"use a model with the tokenizer that logged them, {RETOKENISE}",
+        )
+    return (
+        f"{_named(policy)} names no tokenizer; its ids are used: {checked} sampled rows decode to their text"
+    )
+
+
+def _draw(ds: "Dataset", policy: str | None, condition: str, seed: int) -> _Sample:
+    """A sample that depends on the rows and the seed alone, not on their order in the dataset."""
+    table = ds.sql(
+        "SELECT file, file_row, response, response_messages IS NOT NULL AS partial FROM rollouts "
+        f"WHERE policy IS NOT DISTINCT FROM $policy AND {condition} "
+        f"ORDER BY md5(response_id || '{int(seed)}') LIMIT {SAMPLES}",
+        {"policy": policy},
+    )
+    at = table.column("file_row").to_numpy()
+    rows = RowStore(ds).take(table.column("file").to_pylist(), at, strict=False)
+    return _Sample(
+        rows.response_id,
+        [rows.prompt_ids[i].tolist() for i in range(len(rows))],
+        [rows.response_ids[i].tolist() for i in range(len(rows))],
+        table.column("response").to_pylist(),
+        [
+            messages or not rows.mask[i].all()
+            for i, messages in enumerate(table.column("partial").to_pylist())
+        ],
+    )
+
+
+def _agree(tokenizer: Any, ids: Sequence[int], text: str, partial: bool) -> bool:
+    """Whether ids decode to the text, up to special tokens, outer space and a character cut at the end.
+
+    A `partial` text is one part of what was sampled: the engine parsed reasoning or tool calls out of it,
+    or the ids hold several turns. A short tail may be missing from any text: engines cut off the stop
+    string.
+    """
+    wanted = _bare(tokenizer, text)
+    decoded = _bare(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    if partial:
+        return wanted in decoded
+    tail = decoded[len(wanted) :]
+    return decoded.startswith(wanted) and (not tail or 0 < len(tail) <= LONGEST_STOP * bool(wanted))
+
+
+def _bare(tokenizer: Any, text: str) -> str:
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return text.strip().rstrip("\ufffd")
+
+
+def _named(policy: str | None) -> str:
+    return "rows without a policy" if policy is None else f"policy {policy!r}"

@@ -1,0 +1,333 @@
+"""The index of a run: which rows are trained on, by group, with advantage and weight; scalars only, on disk.
+
+`rows.arrow` holds a row per response, the rows of a group side by side, groups in the order of their first
+row in the dataset. `groups.arrow` says where a group lies and in which row group of the dataset it begins.
+Both are written as a stream and read through a memory map: no memory grows with the dataset.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_tools.errors import DataError
+from data_tools.schema import ROW_GROUP_ROWS
+from offline_rec.data.order import Floats, Ints
+
+if TYPE_CHECKING:
+    import duckdb
+
+ROWS_FILE = "rows.arrow"
+GROUPS_FILE = "groups.arrow"
+CHUNK_ROWS = 65_536
+FILE_SHIFT = 2**40
+"""`home` of a group: code of the batch times this, plus the row in it, of the group's first row."""
+
+ROWS = pa.schema(
+    [
+        pa.field("response_id", pa.string()),
+        pa.field("file", pa.int32()),
+        pa.field("file_row", pa.int64()),
+        pa.field("group", pa.int64()),
+        pa.field("advantage", pa.float64()),
+        pa.field("weight", pa.float64()),
+        pa.field("expert", pa.bool_()),
+        pa.field("reward", pa.float64()),
+        pa.field("n_tokens", pa.int32()),
+    ]
+)
+GROUPS = pa.schema(
+    [
+        pa.field("start", pa.int64()),
+        pa.field("rows", pa.int32()),
+        pa.field("tokens", pa.int64()),
+        pa.field("row_group", pa.int64()),
+        pa.field("priority", pa.float64()),
+    ]
+)
+
+LEFT_OUT = {
+    "zero_weight": "their weight is 0",
+    "no_tokens": "they have no token of prompt or response",
+    "too_long": "they have more tokens than max_tokens, or than the model's context",
+    "temperature_0": "they were decoded greedily, so they have no ratio, which the algorithm needs",
+}
+"""Why rows that shaping kept are not trained on: code -> meaning."""
+
+
+class UnusableNumber(DataError):
+    """An advantage, weight or priority that is null, not finite or negative where it must not be."""
+
+
+Lengths = Callable[[Ints, Ints], tuple[Ints, Ints]]
+"""(codes of batches, rows) -> tokens of prompt and response, -1 where a row has no ids."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Which of the rows that shaping kept are trained on; `batches` names those of their dataset."""
+
+    batches: Sequence[str]
+    max_tokens: int | None = None
+    needs_ratio: bool = False
+    lengths: Lengths | None = None
+    retokenise: bool = False
+
+    def reasons(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> NDArray[np.int8]:
+        """Why each row is left out, as 1 + its place in `LEFT_OUT`; 0 for a row that stays."""
+        out = {
+            "zero_weight": _floats(rows, "weight") == 0,
+            "no_tokens": (prompt <= 0) | (response <= 0),
+            "too_long": prompt + response > (self.max_tokens or np.inf),
+            "temperature_0": self.needs_ratio & (_floats(rows, "temperature") == 0),
+        }
+        reason = np.zeros(len(rows), np.int8)
+        for place, name in reversed(list(enumerate(LEFT_OUT, start=1))):
+            reason[out[name]] = place
+        return reason
+
+    def token_counts(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """Tokens of prompt and response, from `lengths` where ids are made from text."""
+        prompt, response = (
+            rows.column(name).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            for name in ("n_prompt_tokens", "n_tokens")
+        )
+        made = (prompt < 0) | (response < 0) | self.retokenise
+        if self.lengths is not None and made.any():
+            at = (_integers(rows, "file")[made], _integers(rows, "file_row")[made])
+            prompt[made], response[made] = self.lengths(*at)
+        return prompt, response
+
+
+@dataclass
+class IndexCounts:
+    """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out."""
+
+    rows: int = 0
+    groups: int = 0
+    tokens: int = 0
+    signal: int = 0
+    left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
+
+
+def build_index(
+    con: "duckdb.DuckDBPyConnection",
+    statement: str,
+    folder: Path,
+    *,
+    admission: Admission,
+    priority: str = "1.0",
+) -> IndexCounts:
+    """Run the shaping statement once and write what it keeps to `folder`.
+
+    `statement` yields a row per response; `priority` is the column or number that says how often a row's
+    group is visited. `UnusableNumber` names rows whose advantage, weight or priority cannot be used.
+    """
+    codes = "SELECT unnest($names) AS file, unnest(range(len($names))) AS code"
+    con.execute(f"CREATE OR REPLACE TEMP TABLE _codes AS {codes}", {"names": list(admission.batches)})
+    query = f"""
+        WITH shaped AS ({statement}), placed AS (
+            SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file),
+                min(c.code * {FILE_SHIFT} + s.file_row) OVER (PARTITION BY s.group_key) AS home
+            FROM shaped s JOIN _codes c ON c.file = s.file)
+        SELECT response_id, file, file_row, home, advantage, weight, {priority} AS priority, expert, reward,
+            temperature, n_prompt_tokens, n_tokens
+        FROM placed ORDER BY home, file, file_row"""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _IndexWriter(folder, admission) as writer:
+        for batch in con.sql(query).to_arrow_reader(CHUNK_ROWS):
+            writer.add(batch)
+    return writer.counts
+
+
+class _IndexWriter:
+    """Streams shaped rows, sorted by group, into the two files; holds back only the last group."""
+
+    def __init__(self, folder: Path, admission: Admission) -> None:
+        self.counts = IndexCounts()
+        self._admission = admission
+        self._rows = pa.ipc.new_file(folder / ROWS_FILE, ROWS)
+        self._groups = pa.ipc.new_file(folder / GROUPS_FILE, GROUPS)
+        self._home = -1
+        self._open: dict[str, Any] | None = None
+
+    def __enter__(self) -> "_IndexWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is not None:
+            self._write_groups({name: np.array([value]) for name, value in self._open.items()})
+        self._rows.close()
+        self._groups.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the next rows."""
+        for name, least in (("advantage", -np.inf), ("weight", 0.0), ("priority", 0.0)):
+            values = _floats(batch, name)
+            _refuse(batch, name, ~np.isfinite(values) | (values < least))
+        prompt, response = self._admission.token_counts(batch)
+        reasons = self._admission.reasons(batch, prompt, response)
+        counted = np.bincount(reasons, minlength=len(LEFT_OUT) + 1)[1:]
+        for name, count in zip(LEFT_OUT, counted, strict=True):
+            self.counts.left_out[name] += int(count)
+        stays = reasons == 0
+        if stays.any():
+            self._write(batch.filter(pa.array(stays)), prompt[stays], response[stays])
+
+    def _write(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> None:
+        homes = _integers(rows, "home")
+        new = np.diff(homes, prepend=self._home) != 0
+        ordinal = self.counts.groups + np.cumsum(new) - 1
+        columns = {name: rows.column(name) for name in ("response_id", "file", "file_row")}
+        columns |= {name: rows.column(name) for name in ("advantage", "weight", "expert", "reward")}
+        columns |= {"group": pa.array(ordinal), "n_tokens": pa.array(response.astype(np.int32))}
+        self._rows.write(pa.record_batch([columns[f.name].cast(f.type) for f in ROWS], schema=ROWS))
+        self._note_groups(homes, new, tokens=prompt + response, priority=_floats(rows, "priority"))
+        self._home = int(homes[-1])
+        self.counts.groups += int(new.sum())
+        self.counts.rows += len(rows)
+        self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
+        self.counts.tokens += int((prompt + response).sum())
+
+    def _note_groups(self, homes: Ints, new: NDArray[np.bool_], *, tokens: Ints, priority: Floats) -> None:
+        """Sum up the groups of these rows; the last one may go on in the next rows."""
+        starts = np.flatnonzero(new)
+        if self._open is not None and not new[0]:
+            starts = np.concatenate([[0], starts])
+        found: dict[str, NDArray[Any]] = {
+            "start": self.counts.rows + starts,
+            "rows": np.diff(starts, append=len(homes)),
+            "tokens": np.add.reduceat(tokens, starts),
+            "home": homes[starts],
+            "priority": np.add.reduceat(priority, starts),
+        }
+        if self._open is not None:
+            if new[0]:
+                found = {name: np.append([self._open[name]], values) for name, values in found.items()}
+            else:
+                found["start"][0] = self._open["start"]
+                for name in ("rows", "tokens", "priority"):
+                    found[name][0] += self._open[name]
+        self._open = {name: values[-1] for name, values in found.items()}
+        self._write_groups({name: values[:-1] for name, values in found.items()})
+
+    def _write_groups(self, found: dict[str, NDArray[Any]]) -> None:
+        columns = {
+            "start": found["start"],
+            "rows": found["rows"].astype(np.int32),
+            "tokens": found["tokens"],
+            "row_group": found["home"] // FILE_SHIFT * FILE_SHIFT
+            + found["home"] % FILE_SHIFT // ROW_GROUP_ROWS,
+            "priority": found["priority"] / found["rows"],
+        }
+        arrays = [pa.array(columns[f.name], f.type) for f in GROUPS]
+        self._groups.write(pa.record_batch(arrays, schema=GROUPS))
+
+
+@dataclass(frozen=True)
+class IndexedRows:
+    """Rows of some groups, those of a group side by side; entry i of every field belongs to row i.
+
+    `group` numbers the groups asked for, so that a group asked for twice is two.
+    """
+
+    response_id: list[str]
+    file: Ints
+    file_row: Ints
+    group: Ints
+    advantage: Floats
+    weight: Floats
+    expert: NDArray[np.bool_]
+    reward: Floats
+
+    def __len__(self) -> int:
+        return len(self.response_id)
+
+
+class Index:
+    """A built index, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows = _mapped(folder / ROWS_FILE)
+        self._groups = _mapped(folder / GROUPS_FILE)
+        self.n_rows = self._rows.num_rows
+        self.n_groups = self._groups.num_rows
+
+    def block_first(self) -> Ints:
+        """The first group of every block and the number of groups, [blocks + 1].
+
+        A block is the groups that begin in one row group of the dataset; small neighbours are one block, so
+        that a dataset of many small batches is shuffled as well as one of few large ones.
+        """
+        last, before, firsts, rows = -1, 0, [], []
+        for chunk in self._groups.select(["row_group", "start"]).to_batches():
+            at = np.flatnonzero(np.diff(_integers(chunk, "row_group"), prepend=last))
+            firsts += (at + before).tolist()
+            rows += _integers(chunk, "start")[at].tolist()
+            last, before = chunk.column("row_group")[-1].as_py(), before + len(chunk)
+        kept: list[int] = []
+        begun = -ROW_GROUP_ROWS
+        for first, row in zip(firsts, rows, strict=True):
+            if row - begun >= ROW_GROUP_ROWS // 2:
+                kept.append(first)
+                begun = row
+        return np.array([*kept, before], np.int64)
+
+    def priorities(self) -> Floats:
+        """Priority of every group, [groups]."""
+        priorities: Floats = self._groups.column("priority").to_numpy().astype(np.float64)
+        return priorities
+
+    def tokens(self, groups: Ints) -> Ints:
+        """Tokens of prompts and responses of each group."""
+        tokens: Ints = self._of_groups(groups).column("tokens").to_numpy().astype(np.int64)
+        return tokens
+
+    def take(self, groups: Ints) -> IndexedRows:
+        """The rows of these groups, in the order asked."""
+        found = self._of_groups(groups)
+        starts, counts = found.column("start").to_pylist(), found.column("rows").to_pylist()
+        # Slices and not `take`, which would join all chunks of the mapped column in memory.
+        parts = [self._rows.slice(start, count) for start, count in zip(starts, counts, strict=True)]
+        rows = pa.concat_tables(parts) if parts else self._rows.slice(0, 0)
+        numbers = {name: rows.column(name).to_numpy() for name in ("advantage", "weight", "reward")}
+        return IndexedRows(
+            response_id=rows.column("response_id").to_pylist(),
+            file=rows.column("file").to_numpy().astype(np.int64),
+            file_row=rows.column("file_row").to_numpy().astype(np.int64),
+            group=np.repeat(np.arange(len(groups)), counts),
+            expert=rows.column("expert").to_numpy().astype(bool),
+            **{name: values.astype(np.float64) for name, values in numbers.items()},
+        )
+
+    def _of_groups(self, groups: Ints) -> pa.Table:
+        parts = [self._groups.slice(int(group), 1) for group in groups]
+        return pa.concat_tables(parts) if parts else self._groups.slice(0, 0)
+
+
+def _mapped(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _floats(rows: pa.RecordBatch, name: str) -> Floats:
+    """A column as float64, null as NaN."""
+    values: Floats = rows.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _integers(rows: pa.RecordBatch, name: str) -> Ints:
+    values: Ints = rows.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+    return values
+
+
+def _refuse(rows: pa.RecordBatch, name: str, bad: NDArray[np.bool_]) -> None:
+    if bad.any():
+        names = rows.column("response_id").filter(pa.array(bad))[:3].to_pylist()
+        raise UnusableNumber(
+            f"{name} is not a number that can be used in {int(bad.sum())} rows, such as {', '.join(names)}",
+            f"look at them with `rec sql`, and mend the {name} expression or filter them out",
+        )

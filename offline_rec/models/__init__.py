@@ -1,0 +1,1 @@
+"""A policy as a model directory: loading, log-probs, scoring, saving."""

@@ -1,0 +1,125 @@
+"""A causal language model and its tokenizer from a local Hugging Face directory, or one clear error."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_tools.errors import ConfigError, DataError
+from offline_rec.models.quiet import quiet
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of that name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}", "use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name} is asked for, but torch sees no GPU", "use --device cpu or auto")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; `auto` is bfloat16 on a GPU, float32 on a CPU (half is emulated there)."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    if name not in DTYPES:
+        raise ConfigError(f"unknown dtype {name!r}", f"use auto, {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model directory.
+
+    Raises DataError if the directory does not exist, holds no tokenizer, or one that does not load.
+    """
+    path = _directory(directory)
+    if not any((path / name).exists() for name in TOKENIZER_FILES):
+        raise DataError(
+            f"{path} holds no tokenizer (none of {', '.join(TOKENIZER_FILES)})",
+            "copy the tokenizer files of the model into the directory",
+        )
+    with quiet():
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(
+                path, trust_remote_code=trust_remote_code, local_files_only=True
+            )
+        except Exception as error:
+            raise _unreadable(path, "tokenizer", error) from error
+
+
+def load_model(
+    directory: str | Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False
+) -> Any:
+    """The causal language model of a directory, in eval mode on `device`.
+
+    Raises DataError if the directory does not exist, holds no safetensors weights, or not all weights of the
+    model it describes: a weight made up at random would be silently wrong.
+    """
+    path = _directory(directory)
+    if not (path / "config.json").exists():
+        raise DataError(f"{path} has no config.json", "name a Hugging Face model directory")
+    if not any(path.glob("*.safetensors")):
+        raise _no_weights(path)
+    with quiet():
+        from transformers import AutoModelForCausalLM
+
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise _unreadable(path, "model", error) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} weights of the model are not in its files: {', '.join(missing[:5])}",
+            "the download or the save was incomplete, or config.json belongs to another model",
+        )
+    return model.to(device).eval()
+
+
+def _directory(directory: str | Path) -> Path:
+    path = Path(directory)
+    if not path.is_dir():
+        raise DataError(
+            f"no model directory at {path}",
+            "a model is a local Hugging Face directory; fetch one with: hf download NAME --local-dir DIR",
+        )
+    return path
+
+
+def _no_weights(path: Path) -> DataError:
+    if any(path.glob("*.bin")):
+        return DataError(
+            f"{path} holds pickled weights only (*.bin), which are never loaded",
+            "save the model as safetensors: model.save_pretrained(DIR)",
+        )
+    return DataError(f"{path} holds no weights (*.safetensors)", "the download or the save was incomplete")
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> DataError:
+    text = str(error)
+    if "trust_remote_code" in text:
+        return DataError(
+            f"the {what} in {path} brings its own code, which is not run",
+            "read that code, then allow it with trust_remote_code",
+        )
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return DataError(
+        f"the {what} in {path} does not load: {first}", "its files are incomplete or of another kind"
+    )

@@ -1,0 +1,1 @@
+"""Drawing from a policy, and what its samples are worth."""

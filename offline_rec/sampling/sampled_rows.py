@@ -1,0 +1,104 @@
+"""Samples as rows in the columns of a dataset: what an evaluation keeps, and a log that `collect` reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from data_tools.errors import ConfigError
+from data_tools.schema import ROLLOUTS
+from offline_rec.rewards import Judgement, Reward
+from offline_rec.sampling.sampler import Progress, Prompt, Sample, Sampler, SamplingParams
+
+LOGGED = (
+    *("prompt", "tools", "response", "prompt_ids", "response_ids", "behavior_logprobs", "reward"),
+    *("policy", "policy_version", "sampled_at", "temperature", "top_p", "top_k", "logprob_kind"),
+    "finish_reason",
+)
+REASON = "reward_reason"
+"""Beside the dataset's columns: why a reward is null."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts with what is known about each: a column has one value for each prompt, such as its answer."""
+
+    prompts: Sequence[str | Prompt]
+    columns: Mapping[str, Sequence[Any]]
+
+    def __post_init__(self) -> None:
+        for name, values in self.columns.items():
+            if len(values) != len(self.prompts):
+                raise ConfigError(f"column {name} has {len(values)} values for {len(self.prompts)} prompts")
+            if name in ROLLOUTS.names or name == REASON:
+                raise ConfigError(f"column {name} of the prompts would hide a column of the samples")
+
+
+def sample_rows(
+    sampler: Sampler,
+    task: Task,
+    n: int,
+    params: SamplingParams,
+    *,
+    reward: Reward | None = None,
+    policy: str | None = None,
+    policy_version: int | None = None,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """`n` rows for each prompt, in the order of prompts: `LOGGED`, the task's columns and `REASON`.
+
+    `reward` is given the prompts and the task's columns, each value once for each sample.
+    """
+    drawn = sampler.sample(task.prompts, n, params, progress=progress)
+    samples = [sample for group in drawn for sample in group]
+    prompts = [p if isinstance(p, Prompt) else Prompt(p) for p in task.prompts for _ in range(n)]
+    columns = {name: [v for v in values for _ in range(n)] for name, values in task.columns.items()}
+    judged = _judge(reward, samples, {"prompt": [p.text for p in prompts], **columns})
+    values: dict[str, Any] = {
+        "prompt": [p.text for p in prompts],
+        "tools": [p.tools for p in prompts],
+        "response": [s.text for s in samples],
+        "prompt_ids": [s.prompt_ids for s in samples],
+        "response_ids": [s.response_ids for s in samples],
+        "behavior_logprobs": [np.asarray(s.logprobs, np.float32) for s in samples],
+        "reward": judged.rewards,
+        "finish_reason": [s.finish_reason for s in samples],
+    }
+    same = {
+        "policy": policy,
+        "policy_version": policy_version,
+        "sampled_at": datetime.now(UTC),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or None,
+        "logprob_kind": "processed",
+    }
+    values |= {
+        name: pa.repeat(pa.scalar(v, ROLLOUTS.field(name).type), len(samples)) for name, v in same.items()
+    }
+    arrays = {
+        name: v if isinstance(v, pa.Array) else pa.array(v, ROLLOUTS.field(name).type)
+        for name, v in ((name, values[name]) for name in LOGGED)
+    }
+    arrays[REASON] = pa.array(judged.reasons, pa.string())
+    return pa.table(arrays | {name: pa.array(v) for name, v in columns.items()})
+
+
+def write_jsonl(rows: pa.Table, path: str | Path) -> None:
+    """Write rows as a log in the dataset's own columns, one JSON object a line; nulls are left out."""
+    with open(path, "wb") as file:
+        for batch in rows.to_batches(max_chunksize=4096):
+            for row in batch.to_pylist():
+                kept = {name: value for name, value in row.items() if value is not None}
+                file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z))
+
+
+def _judge(reward: Reward | None, samples: list[Sample], columns: Mapping[str, Sequence[Any]]) -> Judgement:
+    if reward is None:
+        return Judgement([None] * len(samples), [None] * len(samples))
+    return reward.judge([s.text for s in samples], **columns)

@@ -1,0 +1,1 @@
+"""One fit: plan, data, engine, steps, guards, checkpoints, the loop."""

@@ -1,0 +1,121 @@
+"""`fit`: from a configuration to an improved policy in a run directory."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offline_rec.config import FitConfig
+from offline_rec.data.index import LEFT_OUT
+from offline_rec.models.policy import Policy
+from offline_rec.training import checkpoint
+from offline_rec.training.engine import Engine, TorchEngine
+from offline_rec.training.loop import CHECKPOINTS, Loop, Run
+from offline_rec.training.metrics import Record
+from offline_rec.training.prepare import lead, note, prepare
+from offline_rec.training.run_folder import held
+
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit came to.
+
+    `model` is a plain Hugging Face directory with the weights after `model_step`: the last step or, where
+    `stopped` says why a guard ended the run, the best checkpoint. `skipped` of the `steps` were not finite.
+    `last` is the last record of metrics.jsonl.
+    """
+
+    out: Path
+    model: Path
+    steps: int
+    model_step: int
+    stopped: str | None
+    best_step: int | None
+    skipped: int
+    rows: int
+    groups: int
+    left_out: dict[str, int]
+    notes: list[str]
+    last: Record
+
+
+def fit(
+    config: FitConfig,
+    *,
+    resume: bool = False,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    engine: Engine | None = None,
+) -> FitResult:
+    """Fit a policy to a dataset; `resume` goes on from the last whole checkpoint, to the same weights.
+
+    `progress` is called on rank 0 with a dict an event: {"event": "note", "text"}, {"event": "stage",
+    "stage", "done", "total"} or {"event": "step", "total", ...} with a record of metrics.jsonl. `ConfigError`
+    and `DataError` say what is wrong with configuration or data, before anything is written where they can.
+    """
+    engine = TorchEngine(config.device) if engine is None else engine
+    tell = progress if progress is not None and engine.rank == 0 else _silent
+    run, found = prepare(config, engine, resume=resume, progress=tell)
+    for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
+        tell(note(text))
+    loop = Loop(run, tell)
+    with held(run.folder) if engine.rank == 0 else nullcontext():
+        if found is not None:
+            loop.restore(found)
+        loop.drop_later_records()
+        loop.go()
+        model_step = _publish(run, loop)
+    return FitResult(
+        out=run.folder,
+        model=run.folder / MODEL,
+        steps=loop.step,
+        model_step=model_step,
+        stopped=loop.stopped,
+        best_step=int(loop.best["step"]) if loop.best else None,
+        skipped=loop.non_finite.total,
+        rows=run.snapshot.rows,
+        groups=run.snapshot.groups,
+        left_out=run.snapshot.left_out,
+        notes=run.snapshot.notes,
+        last=loop.last,
+    )
+
+
+def _publish(run: Run, loop: Loop) -> int:
+    """Put the weights that the run ends with into `model/`; returns their step.
+
+    After a drift these are those of the best checkpoint by held-out measurement, else of the last one before
+    the drift, else of the start.
+    """
+    root = run.folder / CHECKPOINTS
+    step = loop.step
+    if loop.stopped is not None:
+        best = [int(loop.best["step"])] if loop.best else []
+        latest = [*best, *reversed(checkpoint.steps(root)), 0]
+        step = next(s for s in latest if s == 0 or checkpoint.verify(root / f"step-{s}") is None)
+    source = root / f"step-{step}" / checkpoint.MODEL_FOLDER if step else None
+    lead(run.engine, partial(_copy, run, source))
+    return step
+
+
+def _copy(run: Run, source: Path | None) -> None:
+    target = run.folder / MODEL
+    if source is None:
+        Policy.load(run.config.model, device="cpu", dtype=run.config.dtype).save(target)
+        return
+    staged = run.folder / f".{MODEL}.tmp"
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree(source, staged)
+    checkpoint.publish_folder(staged, target)
+
+
+def _counted(left_out: dict[str, int]) -> list[str]:
+    return [f"{count} rows are left out: {LEFT_OUT[reason]}" for reason, count in left_out.items()]
+
+
+def _silent(event: dict[str, Any]) -> None:
+    """Tell nobody."""

@@ -1,0 +1,137 @@
+"""What a policy is like on groups that it never trains on: no loss, no gradient, the same rows every time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offline_rec.data.index import Index, IndexedRows
+from offline_rec.data.order import Floats, Ints, share_out, shuffled
+from offline_rec.data.rows import Rows, RowStore, micro_batches
+from offline_rec.models.policy import Policy
+from offline_rec.objectives import ratios
+from offline_rec.training.engine import Engine
+
+CHUNK_TOKENS = 1 << 20
+"""Tokens of the groups that are read at once."""
+
+FACTS = ("ordinal", "reward", "tokens", "logprob", "known", "k3", "log_ratio")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out groups, and how to read them.
+
+    `anchor` is the field of `Rows` that ratios are taken against; `logged` says whether that is the policy
+    that sampled the rows, so that their rewards may be reweighted to those of the current one.
+    """
+
+    index: Index
+    store: RowStore
+    groups: Ints
+    anchor: str | None
+    logged: bool
+
+    @classmethod
+    def choose(
+        cls, index: Index, store: RowStore, *, count: int, seed: int, anchor: str | None, logged: bool
+    ) -> "HeldOut":
+        """At most `count` groups, drawn once for a seed."""
+        groups = np.sort(shuffled(index.n_groups, seed)[:count])
+        return cls(index, store, groups, anchor, logged)
+
+    def measure(self, engine: Engine, policy: Policy, *, token_budget: int) -> dict[str, float]:
+        """The measurements of `summarise`, over the rows of all ranks."""
+        own = [
+            _facts(policy, rows, indexed, self.anchor, token_budget) for rows, indexed in self._parts(engine)
+        ]
+        facts = np.concatenate([*own, np.zeros((0, len(FACTS)))])
+        together = np.concatenate(engine.gather(facts))
+        # In one order, so that sums do not depend on which rank had a row.
+        ordered = together[np.argsort(together[:, 0], kind="stable")]
+        return summarise(dict(zip(FACTS, ordered.T, strict=True)), logged=self.logged)
+
+    def _parts(self, engine: Engine) -> Iterator[tuple[Rows, IndexedRows]]:
+        """This rank's groups, as many at a time as memory allows."""
+        cost = self.index.tokens(self.groups)
+        mine = self.groups[share_out(cost, engine.world_size)[engine.rank]]
+        ends = np.cumsum(self.index.tokens(mine)) // CHUNK_TOKENS
+        for part in np.split(mine, np.flatnonzero(np.diff(ends)) + 1):
+            indexed = self.index.take(part)
+            if len(indexed):
+                yield self.store.take(indexed.file, indexed.file_row), indexed
+
+
+def summarise(facts: dict[str, Floats], *, logged: bool) -> dict[str, float]:
+    """Measurements over rows; a row's facts are sums over its unmasked tokens.
+
+    `logprob`: mean log-prob of a token. `reward_weighted_logprob`: mean over rows of a token's mean log-prob,
+    weighted by the reward above the lowest of these rows (evenly where all are equal): it falls when good
+    responses become unlikely, whatever happens to bad ones. `kl`: KL(anchor || policy) in nats per token, the
+    k3 estimate. `ess`: effective share of the responses under their ratios. `value`: mean reward that these
+    ratios, self-normalised, give the policy; `value_logged`: that of the log.
+    """
+    tokens, reward = facts["tokens"], facts["reward"]
+    found = {"rows": float(len(tokens)), "tokens": float(tokens.sum())}
+    if not found["tokens"]:
+        return found
+    found["logprob"] = float(facts["logprob"].sum() / tokens.sum())
+    judged = np.isfinite(reward) & (tokens > 0)
+    if judged.any():
+        above = reward[judged] - reward[judged].min()
+        weight = above if above.any() else np.ones_like(above)
+        per_token = facts["logprob"][judged] / tokens[judged]
+        found["reward_weighted_logprob"] = float((weight * per_token).sum() / weight.sum())
+        found["value_logged"] = float(reward[judged].mean())
+    if facts["known"].sum():
+        found["kl"] = float(facts["k3"].sum() / facts["known"].sum())
+    complete = (facts["known"] == tokens) & (tokens > 0)
+    if complete.any():
+        found["ess"] = _effective_share(facts["log_ratio"][complete])
+    if logged and (complete & judged).any():
+        weight = _self_normalised(facts["log_ratio"][complete & judged])
+        found["value"] = float((weight * reward[complete & judged]).sum())
+    return found
+
+
+def _self_normalised(log_ratio: Floats) -> Floats:
+    weight = np.exp(log_ratio - log_ratio.max())
+    normalised: Floats = weight / weight.sum()
+    return normalised
+
+
+def _effective_share(log_ratio: Floats) -> float:
+    """(sum w)^2 / (n sum w^2), in (0, 1]."""
+    return float(1 / (len(log_ratio) * np.square(_self_normalised(log_ratio)).sum()))
+
+
+def _facts(
+    policy: Policy, rows: Rows, indexed: IndexedRows, anchor: str | None, token_budget: int
+) -> NDArray[np.float64]:
+    """`FACTS` of each row, [rows, facts]."""
+    facts = np.zeros((len(rows), len(FACTS)))
+    facts[:, 0] = indexed.file * 2.0**40 + indexed.file_row
+    facts[:, 1] = indexed.reward
+    for index in micro_batches(rows.lengths, token_budget):
+        facts[index, 2:] = _measure(policy, rows.select(index), anchor)
+    return facts
+
+
+@torch.no_grad()
+def _measure(policy: Policy, rows: Rows, anchor: str | None) -> NDArray[np.float64]:
+    """Sums over the unmasked tokens of each row: tokens, log-prob, tokens with an anchor, k3, log-ratio."""
+    logprobs = ratios.precise(policy.logprobs(rows))
+    mask = policy.pad(rows.mask, logprobs.shape[1]) != 0
+    columns = [mask, torch.where(mask, logprobs, 0.0)]
+    if anchor is None:
+        columns += [torch.zeros_like(logprobs)] * 3
+    else:
+        old = policy.pad(getattr(rows, anchor), logprobs.shape[1])
+        known = mask & torch.isfinite(old)
+        drift = torch.where(known, ratios.log_ratio(logprobs, torch.where(known, old, 0.0)), 0.0)
+        columns += [known, ratios.exponential(drift) * known - known.to(drift.dtype) - drift, drift]
+    sums = torch.stack([column.double().sum(1) for column in columns], dim=1)
+    measured: NDArray[np.float64] = sums.cpu().numpy()
+    return measured

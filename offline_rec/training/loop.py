@@ -1,0 +1,202 @@
+"""The loop: read, update, measure, guard, save; for any algorithm and any number of processes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rec.config import FitConfig, to_yaml
+from offline_rec.data.snapshot import Snapshot
+from offline_rec.models.policy import Policy
+from offline_rec.objectives.objective import Objective
+from offline_rec.training import checkpoint, lineage
+from offline_rec.training.engine import Engine
+from offline_rec.training.guards import DriftGuard, NonFiniteGuard
+from offline_rec.training.heldout import HeldOut
+from offline_rec.training.lineage import LineageWriter
+from offline_rec.training.metrics import MetricsLog, Record
+from offline_rec.training.reader import Prefetcher, StepSource
+from offline_rec.training.schedule import learning_rate
+from offline_rec.training.step import StepResult, StepRows, update
+
+CHECKPOINTS = "checkpoints"
+SCORE = "reward_weighted_logprob"
+"""The held-out measurement by which checkpoints are compared: the higher the better."""
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a loop needs, ready: the same on every rank but for the engine."""
+
+    config: FitConfig
+    folder: Path
+    snapshot: Snapshot
+    policy: Policy
+    objective: Objective
+    engine: Engine
+    source: StepSource
+    heldout: HeldOut | None
+    total_steps: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.engine.rank == 0
+
+
+class Loop:
+    """The state of a run between two steps, all of which a checkpoint holds."""
+
+    def __init__(self, run: Run, progress: Progress) -> None:
+        self.run = run
+        self.progress = progress
+        self.step = 0
+        self.stopped: str | None = None
+        self.best: dict[str, float] | None = None
+        self.non_finite = NonFiniteGuard(run.config.max_skipped)
+        self.drift = DriftGuard(run.config.max_kl, run.config.min_ess)
+        self.last: Record = {}
+        self._metrics = MetricsLog(run.folder)
+        self._lineage = LineageWriter(run.folder / "lineage", run.engine.rank)
+
+    def restore(self, folder: Path) -> None:
+        """Take up the state of a checkpoint; the policy already has its weights."""
+        state = checkpoint.read_state(folder)
+        self.step = state["step"]
+        self.best = state["best"]
+        self.non_finite.in_row, self.non_finite.total = state["skipped_in_row"], state["skipped"]
+        self.run.engine.load(folder)
+
+    def drop_later_records(self) -> None:
+        """Forget the records of steps that the checkpoint does not know: they are made again."""
+        if self.run.leads:
+            self._metrics.drop_after(self.step if self.step else -1)
+            lineage.drop_after(self.run.folder / "lineage", self.step)
+        self.run.engine.barrier()
+
+    def go(self) -> None:
+        """Run to the last step, or until a guard stops."""
+        if self.step == 0 and self.run.heldout is not None:
+            self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
+        with Prefetcher(self.run.source.read, self.run.total_steps) as reader:
+            while self.step < self.run.total_steps and self.stopped is None:
+                began = time.perf_counter()
+                rows = reader.get(self.step + 1)
+                self._advance(rows, began, waited=time.perf_counter() - began)
+
+    def _advance(self, rows: StepRows, began: float, *, waited: float) -> None:
+        run, config = self.run, self.run.config
+        step = rows.step
+        lr = learning_rate(
+            step, peak=config.lr, total=run.total_steps, warmup=config.warmup_steps, shape=config.schedule
+        )
+        result = update(run.engine, run.policy, run.objective, rows, lr=lr)
+        seconds = time.perf_counter() - began
+        record = self._record(rows, result, lr)
+        saves = step % config.save_every == 0 or step == run.total_steps
+        if run.heldout is not None and (saves or step % (config.eval_every or 1) == 0):
+            record["heldout"] = self._measure(run.heldout)
+        self.stopped = self._drifted(record)
+        record |= {"stopped": self.stopped} if self.stopped else {}
+        record["timing"] = {
+            "seconds": seconds,
+            "seconds_waited": waited,
+            "tokens_per_second": rows.tokens / seconds,
+        }
+        self.step = step
+        self._note(record)
+        if not self.non_finite.check(step, result.loss, result.grad_norm, result.bad_rows):
+            self._trace(rows, result)
+        if saves and self.stopped is None:
+            self._save(record)
+
+    def _record(self, rows: StepRows, result: StepResult, lr: float) -> Record:
+        done = self.run.source.order.position((rows.step - 1) * self.run.source.groups_per_step + rows.groups)
+        epoch = done.epoch + done.ordinal / self.run.source.order.n_groups
+        finite = np.isfinite(result.loss) and np.isfinite(result.grad_norm)
+        return {
+            "step": rows.step,
+            "epoch": epoch,
+            "groups": rows.groups,
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            **result.metrics,
+            **({} if finite else {"skipped": True, "bad_rows": result.bad_rows}),
+        }
+
+    def _measure(self, heldout: HeldOut) -> dict[str, float]:
+        budget = self.run.config.tokens_per_micro_batch
+        return heldout.measure(self.run.engine, self.run.policy, token_budget=budget)
+
+    def _drifted(self, record: Record) -> str | None:
+        """The reason to stop, on the rows of the step or on held-out ones, where these were measured."""
+        step = {"kl": record.get("kl_k3"), "ess": record.get("ess_response")}
+        return self.drift.reason(step, f"the rows of step {record['step']}") or self.drift.reason(
+            record.get("heldout", {}), f"held-out rows after step {record['step']}"
+        )
+
+    def _note(self, record: Record) -> None:
+        self.last = record
+        if self.run.leads:
+            self._metrics.append(record)
+            self.progress({"event": "step", "total": self.run.total_steps, **record})
+
+    def _trace(self, rows: StepRows, result: StepResult) -> None:
+        self._lineage.add(
+            rows.step,
+            [rows.rows.response_id[i] for i in result.order],
+            weight=rows.indexed.weight[result.order],
+            mean_ratio=result.mean_ratio,
+            kept_share=result.kept_share,
+        )
+
+    def _save(self, record: Record) -> None:
+        """Write a checkpoint, once the records of its steps are on disk."""
+        run, root = self.run, self.run.folder / CHECKPOINTS
+        self._lineage.flush()
+        score = record.get("heldout", {}).get(SCORE)
+        if score is not None and (self.best is None or score > self.best["score"]):
+            self.best = {"step": self.step, "score": score}
+        staged = root / f".step-{self.step}.tmp"
+        if run.leads:
+            self._metrics.sync()
+            staged = checkpoint.staging_folder(root, self.step)
+        run.engine.barrier()
+        run.engine.save(staged)
+        weights = run.engine.weights()
+        if run.leads:
+            run.policy.save(staged / checkpoint.MODEL_FOLDER, facts=self._facts(), state=weights)
+        run.engine.barrier()
+        if run.leads:
+            (staged / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+            shapes = {name: tuple(p.shape) for name, p in run.policy.model.named_parameters()}
+            checkpoint.commit(staged, self.step, self._state(), shapes)
+            kept = {int(self.best["step"])} if self.best else set()
+            checkpoint.prune(root, kept, run.config.keep_checkpoints)
+        run.engine.barrier()
+
+    def _state(self) -> dict[str, Any]:
+        source = self.run.source
+        return {
+            "step": self.step,
+            "snapshot": self.run.snapshot.hash,
+            "position": asdict(source.order.position(self.step * source.groups_per_step)),
+            "best": self.best,
+            "skipped": self.non_finite.total,
+            "skipped_in_row": self.non_finite.in_row,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        config = self.run.config
+        return {
+            "algorithm": config.algorithm,
+            "started from": config.model,
+            "data": config.dataset,
+            "updates": self.step,
+            "seed": config.seed,
+        }

@@ -1,0 +1,168 @@
+"""From a configuration to a loop that is ready to go: checks, data, policy, objective, engine."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import data_tools
+from data_tools import shaping as shapings
+from data_tools.errors import DataError
+from offline_rec.config import FitConfig
+from offline_rec.data.index import Index
+from offline_rec.data.order import Order
+from offline_rec.data.rows import RowStore
+from offline_rec.data.snapshot import Snapshot
+from offline_rec.models.policy import Policy
+from offline_rec.objectives.objective import Objective
+from offline_rec.training import checkpoint
+from offline_rec.training.engine import Engine, OptimizerSettings
+from offline_rec.training.heldout import HeldOut
+from offline_rec.training.loop import CHECKPOINTS, Progress, Run
+from offline_rec.training.plan import Plan, check_guards, check_logprobs
+from offline_rec.training.reader import StepSource
+from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, is_rollouts, write_run_data
+from offline_rec.training.run_folder import check_folder, write_config
+
+if TYPE_CHECKING:
+    from data_tools.store.dataset import Dataset
+
+HELDOUT_CACHE_BYTES = 64 << 20
+FIELD_OF_ANCHOR = {"behavior": "behavior", "none": None}
+"""Field of `Rows` that holds the anchor's log-probs; those of a scored policy are in `anchor`."""
+
+
+def prepare(
+    config: FitConfig, engine: Engine, *, resume: bool, progress: Progress
+) -> tuple[Run, Path | None]:
+    """A run that is ready, and the checkpoint that it goes on from, if any.
+
+    What can be told without loading the model is checked before; a run that is refused leaves nothing behind.
+    """
+    plan = Plan.of(config)
+    folder = Path(config.out)
+    lead(engine, partial(check_folder, config, resume=resume))
+    ds = data_tools.open(config.dataset)
+    snapshot = Snapshot.read(folder) if resume else None
+    found = None
+    if snapshot is None:
+        lead(engine, partial(_check_data, ds, plan, config))
+    else:
+        found = _checkpoint(folder, progress)
+        if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
+            progress(note("the dataset has grown; this run goes on with the rows that it began with"))
+    policy = _load(config, found, engine)
+    if snapshot is None:
+        lead(engine, partial(write_run_data, RunData(config, plan, ds, policy, progress)))
+        snapshot = _written(folder)
+    else:
+        if found is None and policy.fingerprint() != snapshot.model:
+            raise DataError(
+                f"{config.model} has other weights than when the run began",
+                "start a new run with another --out",
+            )
+        lead(engine, partial(write_config, config))
+    return _assemble(config, plan, ds, policy=policy, snapshot=snapshot, engine=engine), found
+
+
+def note(text: str) -> dict[str, Any]:
+    """A progress event that is text to read."""
+    return {"event": "note", "text": text}
+
+
+def lead(engine: Engine, work: Callable[[], None]) -> None:
+    """Have rank 0 do what is done once; all ranks wait for it, or fail with it."""
+    failure: Exception | None = None
+    if engine.rank == 0:
+        try:
+            work()
+        except Exception as error:
+            failure = error
+    failed = engine.all_reduce_sum(torch.tensor(float(failure is not None), device=engine.device))
+    if failure is not None:
+        raise failure
+    if float(failed):
+        raise DataError("rank 0 could not prepare the run", "its own message says why")
+
+
+def _check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
+    with ds.connect(datetime.now(UTC)) as con:
+        shapings.prepare(con)
+        check_logprobs(con, plan, config)
+        check_guards(con, config)
+
+
+def _checkpoint(folder: Path, progress: Progress) -> Path | None:
+    found, torn = checkpoint.latest(folder / CHECKPOINTS)
+    for problem in torn:
+        progress(note(f"checkpoint skipped, {problem}"))
+    return found
+
+
+def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
+    return Policy.load(
+        found / checkpoint.MODEL_FOLDER if found else config.model,
+        device=str(engine.device),
+        dtype=config.dtype,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+def _written(folder: Path) -> Snapshot:
+    snapshot = Snapshot.read(folder)
+    if snapshot is None:
+        raise DataError(f"{folder} holds no snapshot", "all ranks must see the same run directory")
+    return snapshot
+
+
+def _assemble(
+    config: FitConfig, plan: Plan, ds: "Dataset", *, policy: Policy, snapshot: Snapshot, engine: Engine
+) -> Run:
+    policy.module = engine.prepare(policy.module, OptimizerSettings.of(config))
+    anchor = FIELD_OF_ANCHOR.get(config.anchor, "anchor")
+    open_rows = partial(
+        RowStore,
+        ds,
+        tokens_key=snapshot.tokens_key,
+        retokenise=config.retokenise,
+        anchor_key=snapshot.anchor_key,
+        batches=[batch_name(file) for file in snapshot.files if is_rollouts(file)],
+    )
+    folder = Path(config.out)
+    index = Index(folder / TRAIN)
+    groups_per_step = min(config.groups_per_step, index.n_groups)
+    steps = config.steps or math.ceil((config.epochs or 1) * index.n_groups / groups_per_step)
+    visits = steps * groups_per_step if config.steps else math.ceil((config.epochs or 1) * index.n_groups)
+    source = StepSource(
+        index=index,
+        order=Order(
+            index.block_first(),
+            snapshot=snapshot.hash,
+            seed=config.seed,
+            window=config.shuffle_blocks,
+            priority=None if plan.shaping.priority is None else index.priorities(),
+        ),
+        store=open_rows(reference_key=snapshot.reference_key),
+        groups_per_step=groups_per_step,
+        n_groups=visits,
+        token_budget=config.tokens_per_micro_batch,
+        rank=engine.rank,
+        world_size=engine.world_size,
+        anchor=anchor,
+    )
+    heldout = None
+    if snapshot.holdout["groups"] and config.eval_every is not None:
+        heldout = HeldOut.choose(
+            Index(folder / HOLDOUT),
+            open_rows(cache_bytes=HELDOUT_CACHE_BYTES),
+            count=config.eval_groups,
+            seed=config.seed,
+            anchor=anchor,
+            logged=config.anchor == "behavior",
+        )
+    objective = Objective(plan.algorithm.name, plan.composition)
+    return Run(config, folder, snapshot, policy, objective, engine, source, heldout, steps)

@@ -1,0 +1,77 @@
+"""Reads the rows of coming steps while the present one is computed."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from offline_rec.data.index import Index
+from offline_rec.data.order import Ints, Order, share_out
+from offline_rec.data.rows import RowStore, micro_batches
+from offline_rec.training.step import StepRows
+
+
+@dataclass(frozen=True)
+class StepSource:
+    """Which groups make a step, and this rank's part of their rows.
+
+    The groups of a step are chosen first and shared out then, so every number of ranks sees the same steps.
+    """
+
+    index: Index
+    order: Order
+    store: RowStore
+    groups_per_step: int
+    n_groups: int
+    token_budget: int
+    rank: int
+    world_size: int
+    anchor: str | None
+
+    def groups(self, step: int) -> Ints:
+        """The groups of step 1, 2, ...; the last one may have fewer."""
+        start = (step - 1) * self.groups_per_step
+        return self.order.take(start, min(self.groups_per_step, self.n_groups - start))
+
+    def read(self, step: int) -> StepRows:
+        """This rank's rows of a step, cut into micro-batches."""
+        groups = self.groups(step)
+        places = share_out(self.index.tokens(groups), self.world_size)[self.rank]
+        # Every rank takes part in every pass: one without a group lends a row that will weigh nothing.
+        lent = places if len(places) else np.zeros(1, np.int64)
+        indexed = self.index.take(groups[lent])
+        rows = self.store.take(indexed.file, indexed.file_row)
+        return StepRows(
+            step=step,
+            rows=rows,
+            indexed=replace(indexed, group=lent[indexed.group]),
+            batches=micro_batches(rows.lengths, self.token_budget) if len(places) else [],
+            anchor=self.anchor,
+            tokens=int(self.index.tokens(groups).sum()),
+            groups=len(groups),
+        )
+
+
+class Prefetcher:
+    """Calls `read(step)` for the next step in a thread of its own, one step ahead."""
+
+    def __init__(self, read: Callable[[int], StepRows], last: int) -> None:
+        self._read = read
+        self._last = last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rec-reader")
+        self._ahead: dict[int, Future[StepRows]] = {}
+
+    def __enter__(self) -> "Prefetcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def get(self, step: int) -> StepRows:
+        """The rows of a step; those of the next one are being read when this returns."""
+        due = self._ahead.pop(step, None) or self._thread.submit(self._read, step)
+        rows = due.result()
+        if step < self._last:
+            self._ahead[step + 1] = self._thread.submit(self._read, step + 1)
+        return rows

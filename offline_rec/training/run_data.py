@@ -1,0 +1,206 @@
+"""What a run keeps of its data, made once: token ids, index, log-probs of fixed policies, snapshot."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_tools import shaping as shapings
+from data_tools.errors import DataError
+from data_tools.shaping.blame import sql_errors_named
+from data_tools.shaping.checks import check_trajectories, invalid_rows, nothing_left
+from data_tools.shaping.statement import stages, with_stages
+from offline_rec.config import FitConfig
+from offline_rec.data.index import LEFT_OUT, Admission, IndexCounts, UnusableNumber, build_index
+from offline_rec.data.rows import RowStore
+from offline_rec.data.snapshot import Snapshot, SourceFile, source_files, source_names
+from offline_rec.data.tokens import TokenPlan
+from offline_rec.data.tokens import prepare as prepare_tokens
+from offline_rec.models.policy import Policy
+from offline_rec.models.score import score
+from offline_rec.training.plan import Plan, remarks
+from offline_rec.training.run_folder import begun
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from data_tools.shaping import Shaping, Split
+    from data_tools.store.dataset import Dataset
+
+Progress = Callable[[dict[str, Any]], None]
+TRAIN, HOLDOUT = "index/train", "index/holdout"
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What `write_run_data` works with."""
+
+    config: FitConfig
+    plan: Plan
+    ds: "Dataset"
+    policy: Policy
+    progress: Progress
+
+    def ticks(self, stage: str) -> Callable[[int, int], None]:
+        """A callback of rows done and rows in all."""
+        return lambda done, total: self.progress(
+            {"event": "stage", "stage": stage, "done": done, "total": total}
+        )
+
+
+def write_run_data(run: RunData) -> None:
+    """Write index and snapshot to the run directory; the snapshot last, as the sign that all is whole."""
+    now = datetime.now(UTC)
+    config, plan = run.config, run.plan
+    tokens = prepare_tokens(
+        run.ds,
+        run.policy.tokenizer,
+        retokenise=config.retokenise,
+        where=plan.row_filter,
+        seed=config.seed,
+        progress=run.ticks("token ids"),
+    )
+    with begun(config), steady_connection(run.ds, now) as (con, files):
+        run.progress({"event": "stage", "stage": "index", "done": 0, "total": None})
+        notes = [*tokens.notes, *remarks(con, plan, config)]
+        admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
+        train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
+        _check_signal(train)
+        heldout = IndexCounts()
+        if config.eval_every is not None and config.split == "train":
+            heldout = _index(run, con, (plan.judging, "holdout"), HOLDOUT, admission, may_be_empty=True)
+        Snapshot(
+            files=files,
+            now=now.isoformat(),
+            split=config.split,
+            sql=plan.statement(config),
+            rows=train.rows,
+            groups=train.groups,
+            n_tokens=train.tokens,
+            left_out={reason: count for reason, count in train.left_out.items() if count},
+            holdout={"rows": heldout.rows, "groups": heldout.groups},
+            model=run.policy.fingerprint(),
+            tokens_key=tokens.key,
+            anchor_key=_anchor_key(run, tokens),
+            reference_key=_reference_key(run, tokens),
+            notes=notes,
+        ).write(Path(config.out))
+
+
+@contextmanager
+def steady_connection(
+    ds: "Dataset", now: datetime
+) -> Iterator[tuple["duckdb.DuckDBPyConnection", list[SourceFile]]]:
+    """A connection ready for shaping, and exactly the files that it reads."""
+    for _ in range(ATTEMPTS):
+        files = source_files(ds)
+        with ds.connect(now) as con:
+            # A batch that another process committed in between is in the views, and not in the list.
+            if [file.name for file in files] == source_names(ds):
+                shapings.prepare(con)
+                yield con, files
+                return
+    raise DataError(f"{ds.path} changes too often to be read", "wait for the writers, then run again")
+
+
+def is_rollouts(file: SourceFile) -> bool:
+    """Whether a file holds rollouts, not rewards."""
+    return file.name.startswith("rollouts/")
+
+
+def batch_name(file: SourceFile) -> str:
+    """The batch of a file of rollouts."""
+    return file.name.removeprefix("rollouts/").removesuffix(".parquet")
+
+
+def _admission(run: RunData, tokens: TokenPlan, batches: list[str]) -> Admission:
+    """Rows beyond the model's context are left out whatever the configuration says."""
+    limits = [limit for limit in (run.config.max_tokens, run.policy.context) if limit is not None]
+    store = RowStore(run.ds, tokens_key=tokens.key, retokenise=tokens.retokenise, batches=batches)
+    return Admission(
+        batches=batches,
+        max_tokens=min(limits, default=None),
+        needs_ratio=run.plan.needs_logprobs and run.config.anchor == "behavior",
+        lengths=store.lengths,
+        retokenise=tokens.retokenise,
+    )
+
+
+def _index(
+    run: RunData,
+    con: "duckdb.DuckDBPyConnection",
+    selection: tuple["Shaping", "Split"],
+    folder: str,
+    admission: Admission,
+    *,
+    may_be_empty: bool = False,
+) -> IndexCounts:
+    """Index the rows that a shaping keeps of a split; errors name the field or the rows to blame."""
+    shaping, split = selection
+    # Not `compile`, whose order by group is not the one that is needed here, and costs a sort.
+    unordered = f"SELECT {', '.join(shapings.COLUMNS)} FROM final WHERE kept"
+    with sql_errors_named(con, shaping, split):
+        check_trajectories(con, shaping, split)
+        try:
+            counts = build_index(
+                con,
+                with_stages(stages(shaping, split), unordered),
+                Path(run.config.out) / folder,
+                admission=admission,
+                priority="1.0" if shaping.priority is None else "priority",
+            )
+        except UnusableNumber as error:
+            raise invalid_rows(con, shaping, split) from error
+        if not counts.rows and not may_be_empty:
+            raise _all_left_out(counts) or nothing_left(con, shaping, split)
+    return counts
+
+
+def _all_left_out(counts: IndexCounts) -> DataError | None:
+    """The error where shaping kept rows and none of them can be trained on."""
+    reasons = {reason: count for reason, count in counts.left_out.items() if count}
+    if not reasons:
+        return None
+    said = "; ".join(f"{count} because {LEFT_OUT[reason]}" for reason, count in reasons.items())
+    way = "ratios to the start need none: --anchor start" if "temperature_0" in reasons else "see --explain"
+    return DataError(f"no row is left to train on: {said}", way)
+
+
+def _check_signal(counts: IndexCounts) -> None:
+    if not counts.signal:
+        raise DataError(
+            f"there is nothing to learn: the advantage of all {counts.rows} rows is 0",
+            "groups of one response need a baseline such as global; in all others the rewards are equal",
+        )
+
+
+def _anchor_key(run: RunData, tokens: TokenPlan) -> str | None:
+    """The sidecar of the anchor's log-probs, complete; None where logged ones are used, or none at all."""
+    anchor = run.config.anchor
+    if anchor in ("behavior", "none"):
+        return None
+    return _scored(run, tokens, run.policy if anchor == "start" else anchor, "anchor log-probs")
+
+
+def _reference_key(run: RunData, tokens: TokenPlan) -> str | None:
+    if not run.plan.needs_reference:
+        return None
+    return _scored(run, tokens, run.config.reference or run.policy, "reference log-probs")
+
+
+def _scored(run: RunData, tokens: TokenPlan, model: str | Policy, stage: str) -> str:
+    """Score the population once with a fixed policy, into the dataset; what is there already is kept."""
+    device, dtype = str(run.policy.device), run.config.dtype
+    policy = model if isinstance(model, Policy) else Policy.load(model, device=device, dtype=dtype)
+    report = score(
+        run.ds,
+        policy,
+        where=run.plan.row_filter,
+        tokens=tokens,
+        token_budget=run.config.tokens_per_micro_batch,
+        progress=run.ticks(stage),
+    )
+    return report.key

@@ -1,0 +1,240 @@
+"""One update: micro-batches through the policy, their losses under one denominator, one optimizer step.
+
+Axes: B rows of a micro-batch, S tokens of its longest response.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offline_rec.data.index import IndexedRows
+from offline_rec.data.order import Ints
+from offline_rec.data.rows import Rows
+from offline_rec.models.policy import Policy
+from offline_rec.objectives import metrics as metric
+from offline_rec.objectives.objective import Objective, Terms
+from offline_rec.objectives.signals import Signals, concatenate
+from offline_rec.training.engine import Engine
+
+NAMED_ROWS = 5
+PerRow = TypeVar("PerRow", Signals, Terms)
+WIDE_SCOPES = ("group", "step")
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """This rank's part of a step: its rows, and the micro-batches that they are cut into.
+
+    `indexed.group` numbers the groups of the whole step, over all ranks. `anchor` names the field of `rows`
+    that ratios are taken against, None where no log-probs are used. `groups` and `tokens` (prompts and
+    responses) count those of all ranks. A rank without a group has one row and no batch.
+    """
+
+    step: int
+    rows: Rows
+    indexed: IndexedRows
+    batches: Sequence[Ints]
+    anchor: str | None
+    groups: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an update did; sums and norm are those of all ranks, row facts those of this one.
+
+    `bad_rows` names rows whose numbers were not finite, or those of the step where it cannot be told.
+    """
+
+    loss: float
+    grad_norm: float
+    metrics: dict[str, float]
+    order: Ints
+    mean_ratio: NDArray[np.float32]
+    kept_share: NDArray[np.float32]
+    bad_rows: list[str]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of one forward pass, and what the objective knows of them, as tensors on the policy's device."""
+
+    rows: Rows
+    mask: Tensor  # [B, S]
+    behavior: Tensor | None  # [B, S]
+    reference: Tensor | None  # [B, S]
+    advantages: Tensor  # [B]
+    weights: Tensor  # [B]
+    groups: Tensor  # [B]
+    expert: Tensor  # [B]
+
+    def signals(self, objective: Objective, logprobs: Tensor) -> Signals:
+        """The inputs of a coefficient, detached."""
+        return objective.signals(
+            logprobs,
+            self.behavior,
+            self.advantages,
+            self.mask,
+            self.weights,
+            reference_logprobs=self.reference,
+            groups=self.groups,
+            expert=self.expert,
+        )
+
+
+def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows, *, lr: float) -> StepResult:
+    """Run one step on all ranks; nothing changes if a loss or the gradient is not finite."""
+    micros = micro_batches_of(engine, policy, step)
+    own = torch.stack([objective.normalizer(micro.mask, micro.weights) for micro in micros]).sum()
+    normalizer = engine.all_reduce_sum(own)
+    whole = _whole_step(engine, policy, objective, micros) if objective.scope in WIDE_SCOPES else None
+    losses: list[Tensor] = []
+    facts: list[dict[str, Tensor]] = []
+    finite: list[Tensor] = []
+    sums: list[metric.Metrics] = []
+    for number, micro in enumerate(micros):
+        logprobs = policy.logprobs(micro.rows)
+        if whole is None:
+            seen = micro.signals(objective, logprobs)
+            terms = objective.terms(seen)
+            sums.append(objective.metrics(seen, terms, normalizer))
+        else:
+            seen, terms = whole.part(number, logprobs.shape[1])
+        loss = objective.surrogate(terms.coefficients, logprobs, micro.mask, normalizer)
+        engine.backward(loss)
+        losses.append(loss.detach())
+        facts.append(metric.row_facts(seen, terms.kept))
+        known = torch.where(micro.mask != 0, logprobs.detach(), 0.0)
+        finite.append(torch.stack([torch.isfinite(known).all(1), losses[-1].isfinite().expand(len(known))]))
+    if whole is not None:
+        # Every rank knows the whole step, and only one of them may count it.
+        every = objective.metrics(whole.seen, whole.terms, normalizer)
+        sums = [{name: value * (engine.rank == 0) for name, value in every.items()}]
+    total = metric.add(sums) | {"loss": torch.stack(losses).sum()}
+    measured = _finish(engine, total)
+    if np.isfinite(measured["loss"]):
+        norm = engine.step(lr)
+    else:
+        engine.zero()
+        norm = float("nan")
+    return _result(step, measured, norm, facts=facts, finite=finite)
+
+
+def micro_batches_of(engine: Engine, policy: Policy, step: StepRows) -> list[MicroBatch]:
+    """The micro-batches of this rank; all ranks get the same number, so that their forward passes meet.
+
+    What is missing is filled with rows of weight 0, which no sum counts.
+    """
+    counts = engine.gather(np.array([len(step.batches)]))
+    missing = int(max(count[0] for count in counts)) - len(step.batches)
+    micros = [_micro_batch(policy, step, index) for index in step.batches]
+    filler = [_micro_batch(policy, step, np.zeros(1, np.int64), weight=0.0)] if missing else []
+    return micros + filler * missing
+
+
+def _micro_batch(policy: Policy, step: StepRows, index: Ints, *, weight: float = 1.0) -> MicroBatch:
+    rows = step.rows.select(index)
+    width = int(rows.response_ids.lengths.max())
+    anchor = getattr(rows, step.anchor) if step.anchor else None
+
+    def tensor(values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values[index]).to(policy.device)
+
+    return MicroBatch(
+        rows=rows,
+        mask=policy.pad(rows.mask, width),
+        behavior=None if anchor is None else policy.pad(anchor, width),
+        reference=None if rows.reference is None else policy.pad(rows.reference, width),
+        advantages=tensor(step.indexed.advantage.astype(np.float32)),
+        weights=tensor(step.indexed.weight.astype(np.float32)) * weight,
+        groups=tensor(step.indexed.group),
+        expert=tensor(step.indexed.expert),
+    )
+
+
+@dataclass(frozen=True)
+class _WholeStep:
+    """Coefficients of a wide scope, fixed over all rows of all ranks before the first backward pass."""
+
+    seen: Signals
+    terms: Terms
+    starts: Ints
+
+    def part(self, number: int, width: int) -> tuple[Signals, Terms]:
+        """Those of one micro-batch of this rank."""
+        rows = slice(int(self.starts[number]), int(self.starts[number + 1]))
+        return _cut(self.seen, rows, width), _cut(self.terms, rows, width)
+
+
+def _whole_step(
+    engine: Engine, policy: Policy, objective: Objective, micros: Sequence[MicroBatch]
+) -> _WholeStep:
+    with torch.no_grad():
+        own = [micro.signals(objective, policy.logprobs(micro.rows)) for micro in micros]
+    sizes = np.array([len(seen.weights) for seen in own])
+    ranks = _gather_signals(engine, concatenate(own))
+    before = sum(len(seen.weights) for seen in ranks[: engine.rank])
+    whole = concatenate(ranks)
+    return _WholeStep(whole, objective.terms(whole), before + np.cumsum([0, *sizes]))
+
+
+def _gather_signals(engine: Engine, own: Signals) -> list[Signals]:
+    """The signals of every rank, on every rank."""
+    if engine.world_size == 1:
+        return [own]
+    found: list[dict[str, Tensor | None]] = [{} for _ in range(engine.world_size)]
+    for field in fields(Signals):
+        tensor = getattr(own, field.name)
+        arrays = [None] * engine.world_size if tensor is None else engine.gather(tensor.cpu().numpy())
+        for rank, array in enumerate(arrays):
+            found[rank][field.name] = None if array is None else torch.from_numpy(array).to(engine.device)
+    return [Signals(**values) for values in found]  # type: ignore[arg-type]  # None only where it may be
+
+
+def _cut(whole: PerRow, rows: slice, width: int) -> PerRow:
+    """Some rows of every tensor, and as many of their tokens."""
+    parts: dict[str, Any] = {}
+    for field in fields(whole):
+        tensor = getattr(whole, field.name)
+        part = None if tensor is None else tensor[rows]
+        parts[field.name] = part[:, :width] if part is not None and part.dim() == 2 else part
+    return type(whole)(**parts)
+
+
+def _finish(engine: Engine, sums: metric.Metrics) -> dict[str, float]:
+    """The metrics of the step, summed over ranks in one exchange."""
+    names = sorted(sums)
+    together = engine.all_reduce_sum(torch.stack([sums[name].to(torch.float64) for name in names]))
+    return metric.finish(dict(zip(names, together, strict=True)))
+
+
+def _result(
+    step: StepRows,
+    measured: dict[str, float],
+    norm: float,
+    *,
+    facts: Sequence[dict[str, Tensor]],
+    finite: Sequence[Tensor],
+) -> StepResult:
+    """`finite`: whether a row's log-probs, and its micro-batch's loss, are finite, [2, B] each."""
+    real = len(step.batches)
+    order = np.concatenate([*step.batches, np.zeros(0, np.int64)]).astype(np.int64)
+    ratio, kept = (_joined([fact[name] for fact in facts[:real]]) for name in ("mean_ratio", "kept_share"))
+    bad: list[str] = []
+    if not (np.isfinite(norm) and np.isfinite(measured["loss"])):
+        suspects = [order[_joined([pair[i] for pair in finite[:real]]) == 0] for i in (0, 1)]
+        named = next((rows for rows in suspects if len(rows)), order)
+        bad = [step.rows.response_id[i] for i in named[:NAMED_ROWS]]
+    return StepResult(measured["loss"], norm, measured, order, ratio, kept, bad)
+
+
+def _joined(parts: Sequence[Tensor]) -> NDArray[np.float32]:
+    if not parts:
+        return np.zeros(0, np.float32)
+    joined: NDArray[np.float32] = torch.cat(list(parts)).float().cpu().numpy()
+    return joined
