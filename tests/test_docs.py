@@ -1,5 +1,6 @@
 """The documentation, held to the code: its commands run, its links lead somewhere, its map is whole."""
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^>]+ -->\n+)?^```(?P<language>bash|console|python)\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
+DEMO_SECONDS = 240
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.M)  # what runs this test is installed already
 
 
@@ -75,6 +77,22 @@ def test_every_command_of_a_page_runs_as_printed(page, workspace):
             timeout=1200,
         )
         assert done.returncode == 0, f"{page.name}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.docs
+def test_the_demo_of_the_readme_keeps_its_promises(workspace):
+    told = json.loads((workspace / "demo" / "results.json").read_text())
+    fits, base = told["algorithms"], told["base"]
+    print(
+        f"the demo took {told['seconds']['total']} s; accuracy {base['accuracy']:.3f} of the base,", end=" "
+    )
+    print({name: round(fit["accuracy"], 3) for name, fit in fits.items()})
+    regularised = ("rec-oneside-nois", "red-weight", "rec-oneside-nois + red_weight(1)")
+    best = max((fits[name] for name in regularised), key=lambda fit: fit["accuracy"])
+    assert best["accuracy"] >= base["accuracy"] + 0.15
+    assert best["low"] > base["high"]
+    assert fits["reinforce"]["accuracy"] < base["accuracy"]
+    assert told["seconds"]["total"] <= DEMO_SECONDS
 
 
 def test_few_blocks_are_left_out():
