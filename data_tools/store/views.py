@@ -103,15 +103,19 @@ def _newest_version(newest: Mapping[str, int]) -> tuple[str, str]:
         return "CAST(NULL AS BIGINT)", ""
     if len(newest) > MAX_POLICIES_INLINE:
         listed = ", ".join(f"({literal(policy)}, {version})" for policy, version in newest.items())
-        return "n.version", f"LEFT JOIN (VALUES {listed}) n(policy, version) ON n.policy = r.policy"
+        return "n.version", f"LEFT JOIN (VALUES {listed}) n(policy, version) ON n.policy = coalesce(r.policy, '')"
     cases = " ".join(f"WHEN {literal(policy)} THEN {version}" for policy, version in newest.items())
-    return f"CAST(CASE r.policy {cases} END AS BIGINT)", ""
+    return f"CAST(CASE coalesce(r.policy, '') {cases} END AS BIGINT)", ""
 
 
 def newest_versions_query(files: Sequence[str]) -> str:
-    """Return the SELECT of (file, policy, newest version) over rollouts files."""
-    return f"""SELECT parse_filename(filename, true) AS file, policy, max(policy_version) AS version
-        FROM {scan(files, ROLLOUTS)} WHERE policy IS NOT NULL AND policy_version IS NOT NULL GROUP BY ALL"""
+    """Return the SELECT of (file, policy, newest version) over rollouts files.
+
+    Rows that name no policy are one unnamed policy, '': logs of a single run often hold versions alone.
+    """
+    return f"""SELECT parse_filename(filename, true) AS file, coalesce(policy, '') AS policy,
+            max(policy_version) AS version
+        FROM {scan(files, ROLLOUTS)} WHERE policy_version IS NOT NULL GROUP BY ALL"""
 
 
 def later_rewards_view(rewards: Sequence[str]) -> str:

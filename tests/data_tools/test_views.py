@@ -58,9 +58,15 @@ def joins(ds, query):
 
 def test_staleness_counts_back_from_the_newest_version_of_the_same_policy(ds):
     commit(ds, row("a", policy="p", policy_version=3), row("b", policy="p", policy_version=7))
-    commit(ds, row("c", policy="q", policy_version=100), row("d", policy="p"), row("e", policy_version=5))
+    commit(ds, row("c", policy="q", policy_version=100), row("d", policy="p"))
     found = ds.sql("SELECT response_id, staleness FROM rollouts ORDER BY response_id").to_pylist()
-    assert [r["staleness"] for r in found] == [4, 0, 0, None, None]
+    assert [r["staleness"] for r in found] == [4, 0, 0, None]
+
+
+def test_rows_that_name_no_policy_are_one_unnamed_policy_whose_versions_count(ds):
+    commit(ds, row("a", policy="p", policy_version=9), row("b", policy_version=3), row("c", policy_version=5))
+    found = ds.sql("SELECT response_id, staleness FROM rollouts ORDER BY response_id").to_pylist()
+    assert [r["staleness"] for r in found] == [0, 2, 0]
 
 
 def test_age_counts_from_the_moment_given(ds):
