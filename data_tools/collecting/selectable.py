@@ -7,31 +7,27 @@ is copied with its row numbers; JSON texts stay texts (DuckDB would take "12:00"
 import csv
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import duckdb
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_tools.collecting.columns import LOOSE, names_of
+from data_tools.collecting.json_types import NOTHING, Kind, merged, sql_type
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.errors import DataError
 from data_tools.logs.jsontext import dump
 from data_tools.logs.log import Log
 from data_tools.logs.records import Block, blocks, element_digest, flat
 from data_tools.logs.tables import csv_records, damaged
-from data_tools.store.views import identifier, literal
+from data_tools.store.views import literal
 
 ROW = "__source_row"
 CONTENT = "__content"
 """Hidden fields of the copy: the number of a record, and the hash of its content as it stands in the log."""
-
-MAX_FIELDS = 200
-"""An object with more keys is a mapping (token -> log-prob), not a record; it stays JSON."""
 
 _TEXTS = [
     name
@@ -81,54 +77,45 @@ def _parquet(log: Log, path: str) -> Selectable:
 
 def _json(log: Log, path: str) -> Selectable:
     made, longest = Selectable(path), 0
+    fields: dict[str, Kind] = {}
     with open(path, "wb") as copy:
         for block in map(flat, blocks(log)):
             made.input_rows += block.input_rows
             made.rejects += block.rejects
-            good = list(_json_lines(block, made.rejects))
+            good = list(_json_lines(block, fields, made.rejects))
             longest = max(longest, *map(len, good), 0)
             copy.writelines(good)
     if longest:
         size = max(longest + 1, 1 << 24)
-        options = f"format = 'newline_delimited', compression = 'none', maximum_object_size = {size}"
-        made.scan = f"read_json({literal(path)}, {options}, columns = {_json_columns(log, path, options)})"
+        made.scan = f"""read_json({literal(path)}, format = 'newline_delimited', compression = 'none',
+            maximum_object_size = {size}, columns = {_json_columns(log, fields)})"""
     return made
 
 
-def _json_lines(block: Block, rejects: list[Reject]) -> Iterator[bytes]:
+def _json_lines(block: Block, fields: dict[str, Kind], rejects: list[Reject]) -> Iterator[bytes]:
     """Each record with its row number on one line, written anew: as JSON that any parser takes alike."""
     for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
         try:
             if not isinstance(record, dict):
                 raise Refused("not_an_object", "an element that is no object")
-            yield dump({**record, ROW: row, CONTENT: content.hex()}).encode() + b"\n"
+            line = dump({**record, ROW: row, CONTENT: content.hex()}).encode() + b"\n"
         except Refused as refused:
             rejects.append(refused.at(row))
+            continue
+        for name, value in record.items():
+            fields[name] = merged(fields.get(name, NOTHING), value)
+        yield line
 
 
-def _json_columns(log: Log, path: str, options: str) -> str:
-    """The types of all fields by their JSON types alone, from every record."""
-    query = f"SELECT json_group_structure(json)::VARCHAR FROM read_json_objects({literal(path)}, {options})"
-    with duckdb.connect() as con:
-        structure: dict[str, Any] = orjson.loads(con.sql(query).fetchall()[0][0])
-    fields = {name: sql_type(kind) for name, kind in structure.items() if name}
-    twice = sorted(name for name in fields if sum(name.lower() == other.lower() for other in fields) > 1)
+def _json_columns(log: Log, fields: dict[str, Kind]) -> str:
+    twice = sorted(name for name, count in Counter(map(str.lower, fields)).items() if count > 1)
     if twice:
+        found = [name for name in sorted(fields) if name.lower() == twice[0]]
         hint = "rename one of them, or collect without --select and --map"
-        raise DataError(f"{log.name}: SQL cannot tell the fields {' and '.join(twice)} apart", hint)
-    return "{" + ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in fields.items()) + "}"
-
-
-def sql_type(structure: Any) -> str:
-    """The type of a field by its structure: "VARCHAR", ["DOUBLE"], {"a": "BOOLEAN"}, ..."""
-    if isinstance(structure, str):
-        return {"NULL": "JSON", "UBIGINT": "BIGINT", "HUGEINT": "BIGINT"}.get(structure, structure)
-    if isinstance(structure, list):
-        return f"{sql_type(structure[0])}[]"
-    names = {name.lower() for name in structure}
-    if not structure or len(structure) > MAX_FIELDS or len(names) < len(structure) or "" in names:
-        return "JSON"
-    return f"STRUCT({', '.join(f'{identifier(name)} {sql_type(kind)}' for name, kind in structure.items())})"
+        raise DataError(f"{log.name}: SQL cannot tell the fields {' and '.join(found)} apart", hint)
+    types = {name: sql_type(kind) for name, kind in fields.items() if name not in ("", ROW, CONTENT)}
+    types |= {ROW: "BIGINT", CONTENT: "VARCHAR"}
+    return "{" + ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in types.items()) + "}"
 
 
 def _csv(log: Log, path: str) -> Selectable:

@@ -25,7 +25,8 @@ FIELD_BYTES = 1 << 27
 
 def parquet_batches(log: Log) -> Iterator[pa.RecordBatch]:
     """Yield a Parquet log in batches of bounded size; raises DataError where the file is damaged."""
-    with log.local_file() as path, _reading(log), pq.ParquetFile(path) as file:
+    # A pre-buffered file keeps what was read of it in memory until it is closed.
+    with log.local_file() as path, _reading(log), pq.ParquetFile(path, pre_buffer=False) as file:
         for batch in file.iter_batches(batch_size=_batch_rows(file.metadata)):
             batch.validate(full=True)  # text that is no UTF-8 would fail much later
             yield batch
