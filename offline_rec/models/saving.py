@@ -2,15 +2,19 @@
 
 import hashlib
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from data_tools.store.storage import write_error
 from offline_rec.models.quiet import quiet
 
 CARD = """---
@@ -68,7 +72,7 @@ def save_directory(
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with quiet():
+        with writing(staged), quiet():
             _save_model(model, staged, None if state is None else dict(state))
             tokenizer.save_pretrained(staged)
         (staged / "README.md").write_text(model_card(target.resolve().name, facts or {}), encoding="utf-8")
@@ -76,6 +80,17 @@ def save_directory(
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return target
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise a DataError that names the path where safetensors could not write: its own error is no OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        code = int(found[1]) if found else 0
+        raise write_error(str(path), OSError(code, os.strerror(code) if code else str(error))) from error
 
 
 def model_card(title: str, facts: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from data_tools.errors import DataError
 from offline_rec.config import FitConfig
 from offline_rec.models.loading import choose_device
+from offline_rec.models.saving import writing
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 ADAM_EPS = 1e-8
@@ -171,7 +172,8 @@ class TorchEngine:
                 tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
             if master is not self._params[name]:
                 tensors[f"weight/{name}"] = master.detach().cpu().contiguous()
-        save_file(tensors, folder / OPTIMIZER_FILE)
+        with writing(folder / OPTIMIZER_FILE):
+            save_file(tensors, folder / OPTIMIZER_FILE)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote; `DataError` if it belongs to another model."""

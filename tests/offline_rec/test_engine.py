@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from data_tools.errors import DataError
@@ -119,3 +120,13 @@ def test_one_process_gathers_itself():
     assert (engine.rank, engine.world_size) == (0, 1)
     assert engine.all_reduce_sum(torch.ones(2)).tolist() == [1, 1]
     assert [array.tolist() for array in engine.gather(np.arange(3))] == [[0, 1, 2]]
+
+
+def test_a_full_disk_is_named_with_the_file(monkeypatch, tmp_path):
+    def full(tensors, path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("offline_rec.training.engine.save_file", full)
+    engine = prepared(net())
+    with pytest.raises(DataError, match="could not write .*optimizer.safetensors: No space left on device"):
+        engine.save(tmp_path)
