@@ -84,7 +84,7 @@ def save_directory(
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise a DataError that names the path where safetensors could not write: its own error is no OSError."""
+    """Raise a DataError that names the path safetensors could not write: its own error is no OSError."""
     try:
         yield
     except SafetensorError as error:

@@ -128,5 +128,5 @@ def test_a_full_disk_is_named_with_the_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr("offline_rec.training.engine.save_file", full)
     engine = prepared(net())
-    with pytest.raises(DataError, match="could not write .*optimizer.safetensors: No space left on device"):
+    with pytest.raises(DataError, match=r"could not write .*optimizer\.safetensors: No space left on device"):
         engine.save(tmp_path)
