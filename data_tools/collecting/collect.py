@@ -151,7 +151,11 @@ def _jobs(
         raise DataError(
             f"no log was found among {len(sources)} files ({names}, ...)", "rec formats lists what is read"
         )
-    return [(log, reader) for reader, logs in found.items() for log in reader.plan(logs)]
+    jobs = [(log, reader) for reader, logs in found.items() for log in reader.plan(logs)]
+    for log, _ in jobs:
+        for role, companion in log.companions.items():
+            report.companions.setdefault(companion.name, f"{role} of {log.name}")
+    return jobs
 
 
 def _reader_of(source: Source, chosen: Reader | None, report: CollectReport) -> Reader | None:

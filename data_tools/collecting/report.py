@@ -62,10 +62,15 @@ class LogReport:
 
 @dataclass(slots=True)
 class CollectReport:
-    """Counts of every log of a collect and of all together; `skipped`: files of a folder that are no logs."""
+    """Counts of every log of a collect and of all together.
+
+    `skipped`: files of a folder that are no logs, and why; `companions`: logs that were not read by themselves,
+    and what they are to another log.
+    """
 
     logs: list[LogReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    companions: dict[str, str] = field(default_factory=dict)
     batch: str | None = None
     """Name of the committed batch; None where nothing was written."""
 
@@ -91,6 +96,7 @@ class CollectReport:
             "logs": [log.to_dict() for log in self.logs],
             "total": self.total.to_dict(),
             "skipped": self.skipped,
+            "companions": self.companions,
             "batch": self.batch,
             "dry_run": self.dry_run,
         }
@@ -100,6 +106,7 @@ class CollectReport:
         shown = [line for log in self.logs for line in _log_lines(log)]
         if len(self.logs) > 1:
             shown.append(_counts(self.total))
+        shown += [f"{name}: {what}" for name, what in self.companions.items()]
         shown += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
         if self.dry_run:
             shown.append("dry run: nothing was written")

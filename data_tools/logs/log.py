@@ -31,7 +31,7 @@ class TornArchive(Exception):
 class Log:
     """A log to read: `name` is its path or url as the user knows it, `opener` opens its stored bytes.
 
-    `companions` holds further logs that a reader joined to this one (for example the requests of a batch).
+    `companions` holds further logs that a reader joined to this one, by their role in words ("requests").
     """
 
     name: str
