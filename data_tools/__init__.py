@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from data_tools.collecting.collect import CollectReport, collect
+    from data_tools.dataset import Dataset
     from data_tools.shaping import Shaping
-    from data_tools.store.dataset import Dataset, DatasetInfo, PolicyCard
+    from data_tools.store.dataset import DatasetInfo, PolicyCard
 
 __all__ = [
     "CollectReport",
@@ -29,7 +30,7 @@ __all__ = [
 
 _HOME = {
     "CollectReport": "data_tools.collecting.collect",
-    "Dataset": "data_tools.store.dataset",
+    "Dataset": "data_tools.dataset",
     "DatasetInfo": "data_tools.store.dataset",
     "PolicyCard": "data_tools.store.dataset",
     "Shaping": "data_tools.shaping",
@@ -43,14 +44,16 @@ def open(path: "str | PathLike[str]", create: bool = False, holdout: float | Non
     With `create` an empty dataset is made where there is none; `holdout` is then the share of prompts that
     training never sees (0.1). Raises DataError if there is no dataset, or one of a newer format version.
     """
-    from data_tools.store.dataset import open_dataset
-    from data_tools.store.run_directory import RunDirectory, is_run
+    from data_tools.dataset import Dataset
+    from data_tools.run_directory import RunDirectory, is_run
+    from data_tools.store.dataset import open_stored
     from data_tools.store.storage import open_storage
 
     storage = open_storage(path)
     if not create and is_run(storage):
         return cast("Dataset", RunDirectory(storage))  # answers SQL alike, refuses the rest with a DataError
-    return open_dataset(storage, create=create, holdout=holdout)
+    stored = open_stored(storage, create=create, holdout=holdout)
+    return Dataset(stored.storage, stored.info)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,14 +26,14 @@ from data_tools.logs.sources import Source, expand
 from data_tools.readers.base import Chunk, Reader
 from data_tools.readers.select import SelectReader, map_query
 from data_tools.schema import REJECTS
-from data_tools.store.dataset import open_dataset
+from data_tools.store.dataset import open_stored
 from data_tools.store.erased import erased_files
 from data_tools.store.storage import open_storage
 
 if TYPE_CHECKING:
     from data_tools.rewards.rules import RewardRule
     from data_tools.store.batches import BatchWriter
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
 
 __all__ = ["CollectReport", "collect"]
 
@@ -49,7 +49,7 @@ class Tick(Protocol):
 
 def collect(
     sources: Sequence[str],
-    into: "Dataset | str | PathLike[str]",
+    into: "StoredDataset | str | PathLike[str]",
     *,
     format: str = "auto",
     select: str | None = None,
@@ -126,15 +126,15 @@ def _reward_rule(definition: str | Callable[..., Any]) -> "RewardRule":
 
 
 def _dataset(
-    into: "Dataset | str | PathLike[str]", holdout: float | None, *, dry_run: bool
-) -> "Dataset | None":
+    into: "StoredDataset | str | PathLike[str]", holdout: float | None, *, dry_run: bool
+) -> "StoredDataset | None":
     """The dataset, made if need be; None where a dry run has none to look at."""
     if not isinstance(into, str | PathLike):
         return into
     storage = open_storage(fspath(into))
     if dry_run and not storage.exists("rec.json"):
         return None
-    return open_dataset(storage, create=not dry_run, holdout=holdout)
+    return open_stored(storage, create=not dry_run, holdout=holdout)
 
 
 def _jobs(
@@ -186,7 +186,7 @@ def _forced(source: Source, chosen: Reader) -> Reader | None:
 class _KnownRejects:
     """Rejects that the dataset holds: collecting a log again must not repeat them."""
 
-    def __init__(self, dataset: "Dataset | None") -> None:
+    def __init__(self, dataset: "StoredDataset | None") -> None:
         self._dataset = dataset
         query = "SELECT DISTINCT source_file FROM rejects"
         self._files = set(dataset.sql(query).column(0).to_pylist()) if dataset else set()
@@ -266,7 +266,7 @@ class _Collecting:
         if fresh and self.writer:
             self.writer.rejects(_reject_table(counts.source, fresh))
 
-    def settle(self, dataset: "Dataset | None") -> None:
+    def settle(self, dataset: "StoredDataset | None") -> None:
         """Tell draws from duplicates, once all logs are read, and take out what must not stay."""
         self.wait()
         committed = [dataset.rollout_path(batch) for batch in dataset.batches()] if dataset else []

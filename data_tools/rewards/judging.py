@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_tools.collecting.reasons import Notes
+from data_tools.rewards.later import RewardWriter
 from data_tools.rewards.rules import reward_rule
 from data_tools.schema import ROLLOUTS, TOKEN_COLUMNS
 from data_tools.store.guard import check_expression
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
 
 BATCH_ROWS = 4096
 _DESCRIPTION = 200
@@ -36,7 +37,7 @@ class JudgeReport:
 
 
 def judge(
-    dataset: "Dataset",
+    dataset: "StoredDataset",
     definition: str | Callable[..., Any],
     *,
     where: str | None = None,
@@ -56,7 +57,7 @@ def judge(
     total = dataset.sql(f"SELECT count(*) AS n FROM rollouts {condition}").column("n")[0].as_py()
     report, notes = JudgeReport(), Notes()
     named = getattr(definition, "name", None) or getattr(definition, "__qualname__", definition)
-    with dataset.rewards_writer(source or str(named)[:_DESCRIPTION]) as writer:
+    with RewardWriter(dataset.storage, source or str(named)[:_DESCRIPTION]) as writer:
         for batch in dataset.reader(f"SELECT {columns} FROM rollouts {condition}", BATCH_ROWS):
             table = pa.Table.from_batches([batch])
             verdicts = rule(table)

@@ -23,7 +23,7 @@ from data_tools.store.storage import Storage
 from data_tools.store.views import identifier, literal
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
 
 _FILES = "give a CSV, JSON, JSONL or Parquet file with one row a reward"
 
@@ -97,7 +97,7 @@ class RewardWriter:
 
 
 def add_rewards(
-    dataset: "Dataset",
+    dataset: "StoredDataset",
     file: str,
     *,
     id_column: str = "response_id",

@@ -20,7 +20,7 @@ from data_tools.store.views import identifier, scan
 if TYPE_CHECKING:
     import duckdb
 
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
 
 TARGET_BYTES = 1 << 30
 """Size that a compacted rollouts file aims at."""
@@ -35,7 +35,7 @@ class CompactReport:
     rows_rewritten: int
 
 
-def compact(dataset: "Dataset", *, target_bytes: int = TARGET_BYTES) -> CompactReport:
+def compact(dataset: "StoredDataset", *, target_bytes: int = TARGET_BYTES) -> CompactReport:
     """Rewrite the batches as files of about `target_bytes`, with groups side by side; no row changes.
 
     Batches are merged with those that have the same sidecars, so that no sidecar is lost.

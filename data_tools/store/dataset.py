@@ -3,7 +3,6 @@
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,15 +24,7 @@ from data_tools.store.swaps import live_batches
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from data_tools.collecting.collect import CollectReport
-    from data_tools.rewards.judging import JudgeReport
-    from data_tools.rewards.later import RewardReport, RewardWriter
-    from data_tools.shaping import Shaping
-    from data_tools.store.compaction import CompactReport
-    from data_tools.store.deletion import DeleteReport
 
 HOLDOUT = 0.1
 """Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
@@ -62,8 +53,8 @@ class PolicyCard(BaseModel):
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 
-class Dataset(Queryable):
-    """An opened dataset; get one from `data_tools.open`."""
+class StoredDataset(Queryable):
+    """The files of a dataset and the SQL over them; what is done with them stands in modules that take it."""
 
     def __init__(self, storage: Storage, info: DatasetInfo) -> None:
         super().__init__(storage)
@@ -122,54 +113,6 @@ class Dataset(Queryable):
         """Return the set of the response ids that were deleted."""
         return ErasedIds(self.storage)
 
-    def stats(self) -> dict[str, Any]:
-        """Return the facts of `rec stats`, as JSON-able values (stats.py)."""
-        from data_tools.store.stats import dataset_stats
-
-        return dataset_stats(self)
-
-    def rewards_writer(self, source: str) -> "RewardWriter":
-        """Return a writer of later rewards; `source` says who judged."""
-        from data_tools.rewards.later import RewardWriter
-
-        return RewardWriter(self.storage, source)
-
-    def add_rewards(self, file: str, **options: Any) -> "RewardReport":
-        """Append the rewards of a file (later_rewards.add_rewards)."""
-        from data_tools.rewards.later import add_rewards
-
-        return add_rewards(self, file, **options)
-
-    def judge(self, definition: str | Callable[..., Any], **options: Any) -> "JudgeReport":
-        """Judge rows by a rule and append the rewards (judging.judge)."""
-        from data_tools.rewards.judging import judge
-
-        return judge(self, definition, **options)
-
-    def collect(self, sources: Sequence[str], **options: Any) -> "CollectReport":
-        """Append what logs hold (collecting.collect)."""
-        from data_tools.collecting.collect import collect
-
-        return collect(sources, self, **options)
-
-    def shape(self, shaping: "Shaping", **options: Any) -> "pa.RecordBatchReader":
-        """Stream the shaped rows, each with its advantage and weight (shaping.shape)."""
-        from data_tools.shaping import shape
-
-        return shape(self, shaping, **options)
-
-    def delete(self, where: str, *, dry_run: bool = False) -> "DeleteReport":
-        """Erase the rows where an SQL condition holds from every file (deletion.delete)."""
-        from data_tools.store.deletion import delete
-
-        return delete(self, where, dry_run=dry_run)
-
-    def compact(self) -> "CompactReport":
-        """Rewrite the dataset as fewer, larger files with groups side by side (compaction.compact)."""
-        from data_tools.store.compaction import compact
-
-        return compact(self)
-
     def policies(self) -> dict[str, PolicyCard]:
         """Return the cards of the behaviour policies by name."""
         cards = (self._card(stem) for stem in self.storage.stems("policies", ".json"))
@@ -215,7 +158,7 @@ class Dataset(Queryable):
         return self.storage.url(f"{folder}/{stem}.parquet")
 
 
-def open_dataset(storage: Storage, *, create: bool = False, holdout: float | None = None) -> Dataset:
+def open_stored(storage: Storage, *, create: bool = False, holdout: float | None = None) -> StoredDataset:
     """Open the dataset in a storage; with `create` make an empty one where there is none."""
     where = storage.root
     if not storage.exists("rec.json"):
@@ -231,7 +174,7 @@ def open_dataset(storage: Storage, *, create: bool = False, holdout: float | Non
             f"{where} was created with holdout {info.holdout:g}, not {holdout:g}",
             "the split of a dataset is fixed for good: leave holdout out, or start a new dataset",
         )
-    return Dataset(storage, info)
+    return StoredDataset(storage, info)
 
 
 def _create(storage: Storage, holdout: float) -> None:

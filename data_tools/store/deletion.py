@@ -18,7 +18,7 @@ from data_tools.store.swaps import Swap, sidecar_folders, swapping
 if TYPE_CHECKING:
     import duckdb
 
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DeleteReport:
     batches: int
 
 
-def delete(dataset: "Dataset", where: str, *, dry_run: bool = False) -> DeleteReport:
+def delete(dataset: "StoredDataset", where: str, *, dry_run: bool = False) -> DeleteReport:
     """Erase the rows of `rollouts` where the SQL condition holds, from every file of the dataset.
 
     Only hashes of their ids stay, so that collecting the log again does not bring them back.

@@ -7,7 +7,7 @@ from data_tools.store.swaps import SIDECAR_KINDS, sidecar_folders
 if TYPE_CHECKING:
     import duckdb
 
-    from data_tools.store.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
     from data_tools.store.storage import Storage
 
 Facts = dict[str, Any]
@@ -17,7 +17,7 @@ QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 _FOLDERS = ("rollouts", "rejects", "rewards", *SIDECAR_KINDS)
 
 
-def dataset_stats(dataset: "Dataset") -> Facts:
+def dataset_stats(dataset: "StoredDataset") -> Facts:
     """Return the facts about a dataset as JSON-able values.
 
     Lengths are in tokens. A quantile is a value that occurs: the smallest that at least this share does not

@@ -103,7 +103,10 @@ def _newest_version(newest: Mapping[str, int]) -> tuple[str, str]:
         return "CAST(NULL AS BIGINT)", ""
     if len(newest) > MAX_POLICIES_INLINE:
         listed = ", ".join(f"({literal(policy)}, {version})" for policy, version in newest.items())
-        return "n.version", f"LEFT JOIN (VALUES {listed}) n(policy, version) ON n.policy = coalesce(r.policy, '')"
+        return (
+            "n.version",
+            f"LEFT JOIN (VALUES {listed}) n(policy, version) ON n.policy = coalesce(r.policy, '')",
+        )
     cases = " ".join(f"WHEN {literal(policy)} THEN {version}" for policy, version in newest.items())
     return f"CAST(CASE coalesce(r.policy, '') {cases} END AS BIGINT)", ""
 

@@ -14,7 +14,7 @@ from offline_rec.data.fingerprint import same_vocabulary
 from offline_rec.data.rows import RowStore
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 SAMPLES = 64
 LONGEST_STOP = 32

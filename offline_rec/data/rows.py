@@ -18,7 +18,7 @@ from offline_rec.data.blocks import Blocks, ListColumn, open_parquet
 from offline_rec.data.ragged import IntArray, Ragged, micro_batches
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
     from data_tools.store.sidecars import SidecarKind
 
 __all__ = ["Ragged", "RowStore", "Rows", "micro_batches", "ratio_temperature"]

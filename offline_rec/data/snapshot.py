@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from data_tools.errors import DataError
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 FILE = "snapshot.json"
 TAIL = 8

@@ -20,7 +20,7 @@ from offline_rec.data.engine_ids import check_engine_ids
 from offline_rec.data.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 __all__ = ["TokenPlan", "fingerprint", "prepare"]
 

@@ -26,7 +26,7 @@ from offline_rec.sampling.sampler import SamplingParams
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 BASE = "base"
 RESULTS = "results.json"

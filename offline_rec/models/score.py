@@ -24,7 +24,7 @@ from offline_rec.models.policy import Policy
 from offline_rec.models.score_files import Piece, ScoreFiles
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 PIECE_TOKENS = 1 << 17
 TOKEN_BUDGET = 16_384

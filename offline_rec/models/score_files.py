@@ -23,7 +23,7 @@ from offline_rec.data.ragged import IntArray, Ragged, concatenate
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 SCORES = ("logprobs", "logprob", "temperature")
 PIECE = pa.schema([pa.field("row", pa.int64(), nullable=False), *(LOGPROBS.field(name) for name in SCORES)])

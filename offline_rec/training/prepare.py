@@ -29,7 +29,7 @@ from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, i
 from offline_rec.training.run_folder import check_folder, write_config
 
 if TYPE_CHECKING:
-    from data_tools.store.dataset import Dataset
+    from data_tools.dataset import Dataset
 
 HELDOUT_CACHE_BYTES = 64 << 20
 FIELD_OF_ANCHOR = {"behavior": "behavior", "none": None}

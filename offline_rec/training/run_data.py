@@ -26,8 +26,8 @@ from offline_rec.training.run_folder import begun
 if TYPE_CHECKING:
     import duckdb
 
+    from data_tools.dataset import Dataset
     from data_tools.shaping import Shaping, Split
-    from data_tools.store.dataset import Dataset
 
 Progress = Callable[[dict[str, Any]], None]
 TRAIN, HOLDOUT = "index/train", "index/holdout"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import data_tools
-from data_tools.store.dataset import Dataset
+from data_tools.dataset import Dataset
 from tests import tiny
 from tests.offline_rec.datasets import rollouts
 

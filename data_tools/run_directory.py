@@ -32,7 +32,7 @@ class RunDirectory(Queryable):
     """What a fit wrote, as far as it got: answers SQL, and refuses what only a dataset can do."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        from data_tools.store.dataset import Dataset
+        from data_tools.dataset import Dataset
 
         if not hasattr(Dataset, name):
             raise AttributeError(name)
