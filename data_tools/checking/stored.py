@@ -1,8 +1,9 @@
-"""Stored log-probs and masks of sampled rows, value by value: filled with zeros, impossible, or misaligned."""
+"""Stored log-probs and masks of sampled rows, value by value: zeros as fillers, impossible, or misaligned."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from data_tools.checking.findings import SAMPLED, Findings, Rule, Tally
 from data_tools.collecting.ragged import Bools, Ragged
@@ -112,10 +113,11 @@ def _look(table: "pa.Table", tally: Tally) -> None:
 
 
 def _unlike(ids: Ragged, values: Ragged) -> Bools:
-    return values.present & (values.lengths != ids.lengths)
+    other: Bools = values.present & (values.lengths != ids.lengths)
+    return other
 
 
-def _other_sum(logprobs: Ragged, mask: Ragged, sums: np.ndarray) -> Bools:  # type: ignore[type-arg]
+def _other_sum(logprobs: Ragged, mask: Ragged, sums: npt.NDArray[np.float64]) -> Bools:
     counted = np.ones(len(logprobs.items), bool)
     fits = mask.present & (mask.lengths == logprobs.lengths)
     counted[np.repeat(fits, logprobs.lengths)] = mask.items[np.repeat(fits, mask.lengths)] == 1
