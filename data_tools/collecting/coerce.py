@@ -280,8 +280,8 @@ def read_mask(value: Any, told: list[str]) -> list[int]:
     ]
 
 
-def _read_texts(value: Any, told: list[str]) -> list[str]:
-    return [read_text(item, told) for item in _listed(value)]
+def _read_texts(value: Any, told: list[str]) -> list[str | None]:
+    return [None if item is None else read_text(item, told) for item in _listed(value)]
 
 
 _READ: dict[ColumnKind, Callable[[Any, list[str]], Any]] = {

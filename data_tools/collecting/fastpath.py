@@ -3,11 +3,13 @@
 Only where some value has another type is the column read value by value (coerce.py); both give the same rows.
 """
 
+from array import array as machine_array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -131,20 +133,43 @@ def _from_python(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
 
 def _lists(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     """Lists of items of the right type. Items are looked at one by one only where Arrow would not refuse."""
-    if kind in ("ids", "mask"):
-        array = _array(values, None)  # Arrow finds int64 only where every item is an int
-        if array is not None and array.type.value_type == pa.null():
-            return array.cast(ARROW[kind])
-        return array if array is not None and array.type == ARROW[kind] else None
-    array = _array(values, ARROW[kind])
-    if array is None or kind == "texts":
-        return array
+    if kind == "ids":
+        return _integer_lists(values)
+    if kind == "mask":
+        found = _array(values, None)  # Arrow finds int64 only where every item is an int
+        if found is not None and found.type.value_type == pa.null():
+            return found.cast(ARROW[kind])
+        return found if found is not None and found.type == ARROW[kind] else None
+    found = _array(values, ARROW[kind])
+    if found is None or kind == "texts":
+        return found
     # Arrow takes True for 1.0, so a column with a 0 or 1 may have been a boolean.
-    items = array.values.to_numpy(zero_copy_only=False)
+    items = found.values.to_numpy(zero_copy_only=False)
     if not ((items == 0.0) | (items == 1.0)).any():
-        return array
-    found = set(map(type, chain.from_iterable(value for value in values if value is not None)))
-    return array if found <= _PYTHON[kind] else None
+        return found
+    types = set(map(type, chain.from_iterable(value for value in values if value is not None)))
+    return found if types <= _PYTHON[kind] else None
+
+
+def _integer_lists(values: Sequence[Any]) -> pa.Array | None:
+    """Lists of integers through one machine array, which takes half the time of Arrow's own way."""
+    items = machine_array("q")
+    try:
+        for value in values:
+            if value is not None:
+                items.fromlist(value)
+    except (TypeError, OverflowError):
+        return None
+    lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    flat = np.frombuffer(items, np.int64) if items else np.zeros(0, np.int64)
+    # A machine array takes True for 1, so lists with a 0 or 1 are looked at item by item.
+    doubtful = np.unique(np.searchsorted(bounds, np.flatnonzero((flat == 0) | (flat == 1)), "right") - 1)
+    if not set(map(type, chain.from_iterable(values[row] for row in doubtful.tolist()))) <= {int}:
+        return None
+    absent = np.fromiter((value is None for value in values), bool, len(values))
+    offsets = pa.array(bounds.astype(np.int32), mask=np.append(absent, False))
+    return pa.ListArray.from_arrays(offsets, pa.array(flat))
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array | None:
