@@ -9,6 +9,9 @@ REASONS = {
     "torn_line": "the line breaks off, or holds a broken record and another: a writer was killed and resumed",
     "line_too_long": "the line is longer than 1 GiB",
     "too_deep": "the record is nested too deeply to be stored",
+    "damaged_database": "the SQLite database is damaged from here on; what came before was read",
+    "pickle_refused": "a pickle that holds more than plain values (an object of an older version of the "
+    "trainer, or worse): no class is ever loaded from a log",
     "torn_archive": "the compressed log breaks off here; what came before was read",
     "not_an_object": "the record is a bare number, text or list, not an object with fields",
     "bad_csv": "the row does not have one value per column of the CSV header, or its quotes are broken",
@@ -22,6 +25,11 @@ REASONS = {
     "erased": "the response was deleted from this dataset by `rec delete`",
     "failed_call": "the call failed, so there is no response",
     "cache_hit": "the response came from a cache: no draw of its own",
+    "truncated_by_proxy": "the log's writer cut the middle out of a long text: what is left is no response",
+    "redacted": "the log's writer took the text out",
+    "deleted": "the log says that the record was deleted",
+    "unmatched_score": "a score of something that is no response collected with it: add it later with "
+    "`rec reward`",
 }
 """Reject codes: the record is not in the dataset; `rejects` holds its file, row, reason and beginning."""
 
@@ -38,6 +46,12 @@ NOTES = {
     "duplicate_key": "the record names a field twice; the last value counts",
     "lone_surrogate": "half a surrogate pair in a text was escaped",
     "time_unreadable": "the time of sampling is no time since 1973; stored as missing",
+    "several_rewards": "several columns are rewards and none is their total: the reward is missing until "
+    "--reward names one, or combines them (they are in `extra`)",
+    "reward_at_token": "a reward per token with one at the last token alone: that one is the reward",
+    "scores_differ": "several values of one score differ: the reward is missing, all of them are in `extra`",
+    "not_a_call": "the record is no model call (a span of a tool, a chain, an event): nothing was read from it",
+    "joined_score": "a score was joined to its response",
     "several_prompts": "a group, by the log's own key, holds prompts that differ; the key wins",
 }
 """Note codes: the row is in the dataset, but something about it was changed, converted or left out."""
@@ -55,10 +69,19 @@ FLAGS = {
     "raw_at_temperature": "log-probs not known to be processed at a temperature other than 1",
     "greedy": "temperature 0: the response was not sampled, so its log-probs are no sampling probabilities",
     "repeated_first_token": "the prompt begins with the same token twice (two BOS?); kept as logged",
+    "unscored": "the log says 0 where nothing was scored: the reward is missing",
+    "not_trained": "an agent that the log says is not trained took part: these are not the policy's tokens",
+    "mixed_sampling": "turns of one response were sampled at different temperatures: no log-probs",
     "multimodal": "the messages hold parts that are no text",
     "broken_tool_arguments": "the arguments of a tool call are no JSON; kept as logged",
     "incomplete_group": "fewer responses than the request asked for",
     "shared_reward": "one reward for several responses: it is none of theirs and stays in `extra`",
+    "doubtful_reward": "the reward is contradicted by the record, a known fault of the data: it is missing",
+    "reference": "the response is a reference solution, no draw of a policy",
+    "no_special_tokens": "the texts were decoded without special tokens, so chat markers are lost: encoding "
+    "them again does not give what the policy saw",
+    "column_length": "a column of the record is not as long as the others, so its values belong to no row: "
+    "left out",
     "mask_without_ids": "a loss mask of ones without response ids was left out",
 }
 """Flags that collect sets on rows; each is counted as a note too."""

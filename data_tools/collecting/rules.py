@@ -97,8 +97,8 @@ def judge(typed: Typed) -> Judged:
         _drop_empty_text(rows, key)
     prompt_ids = _prompt_ids(rows)
     response_ids = _response_ids(rows)
-    logprobs = _logprobs(rows, response_ids)
     mask = _mask(rows, prompt_ids, response_ids)
+    logprobs = _logprobs(rows, response_ids, mask)
     _refuse_incomplete(rows, prompt_ids, response_ids)
     kinds = _logprob_kind(rows)
     finish = _finish_reason(rows)
@@ -163,7 +163,7 @@ def _client_made(rows: _Rows) -> Bools:
     return ~_bools(pc.fill_null(pc.is_in(pc.utf8_lower(source), pa.array(["engine", None])), True))
 
 
-def _logprobs(rows: _Rows, ids: Ragged) -> Ragged:
+def _logprobs(rows: _Rows, ids: Ragged, mask: Ragged) -> Ragged:
     """One value per response id, null where the engine gave none; nothing is padded or paired by guess."""
     given = rows.ragged("behavior_logprobs")
     dropped = rows.flags.get("retokenised", np.zeros(rows.count, bool)) | _client_made(rows)
@@ -178,10 +178,10 @@ def _logprobs(rows: _Rows, ids: Ragged) -> Ragged:
     last = np.where(cut, ids.lengths, given.lengths)
     given = given.only(~wrong).cut(np.zeros(rows.count, np.int64), np.where(wrong, 0, last))
     rows.flag("logprobs_without_ids", given.present & ~ids.present)
-    return _values_of_logprobs(rows, given)
+    return _values_of_logprobs(rows, given, mask)
 
 
-def _values_of_logprobs(rows: _Rows, given: Ragged) -> Ragged:
+def _values_of_logprobs(rows: _Rows, given: Ragged, mask: Ragged) -> Ragged:
     values = given.items
     with np.errstate(invalid="ignore"):
         fine = ~given.absent & (values <= 0) & (values > FLOOR)
@@ -192,7 +192,7 @@ def _values_of_logprobs(rows: _Rows, given: Ragged) -> Ragged:
         rounded = ~given.absent & (values > 0) & (values <= ROUNDING)
     missing = ~fine & ~rounded
     values = values.copy()
-    rows.flag("missing_logprobs", given.any(missing & ~positive))
+    rows.flag("missing_logprobs", given.any(missing & ~positive & _items_of_mask(given, mask)))
     rows.flag("positive_logprobs", given.any(positive))
     rows.note("logprob_rounded", given.any(rounded))
     values[rounded] = 0.0
@@ -297,7 +297,7 @@ def _counts(ids: Ragged) -> pa.Array:
 def _flag_lists(rows: _Rows) -> pa.Array:
     """Own flags of the log first, then those of the rules."""
     own = rows.column("flags")
-    lists: list[list[str]] = [[] if own is None else list(flags or ()) for flags in own.to_pylist()]
+    lists = [[flag for flag in flags or () if flag is not None] for flags in own.to_pylist()]
     for name, flagged in sorted(rows.flags.items()):
         for row in np.flatnonzero(flagged).tolist():
             if name not in lists[row]:

@@ -1,4 +1,4 @@
-"""Whatever happens to a log of calls: no crash, every record counted, no number that was not logged."""
+"""Whatever happens to a log: no crash, every record counted, no number that was not logged."""
 
 import copy
 import json
@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from data_tools.logs.records import fingerprint
 from tests.data_tools.logged import log_of
 
 CASES = Path(__file__).parents[2] / "cases"
-NAMES = [
+CALLS = [
     "openai_chat_request_response_pairs.jsonl",
     "openai_completions_legacy.jsonl",
     "vllm_chat_return_token_ids.jsonl",
@@ -26,7 +27,17 @@ NAMES = [
     "troubles/A02_echo_null_first_logprob.jsonl",
     "troubles/A13_n_choices.jsonl",
 ]
-RECORDS = [json.loads(line) for name in NAMES for line in (CASES / name).read_bytes().splitlines()]
+FILES = {
+    "openai": CALLS,
+    "vllm": CALLS,
+    "trinity": ["trinity/trinity_experience.jsonl"],
+}
+"""Samples of each format, by the name of its reader."""
+
+RECORDS = {
+    name: [json.loads(line) for file in files for line in (CASES / file).read_bytes().splitlines()]
+    for name, files in FILES.items()
+}
 STRANGE = st.sampled_from(
     [
         None,
@@ -80,8 +91,8 @@ def changed(record, path, change, strange):
 
 
 @st.composite
-def mutated(draw):
-    record = draw(st.sampled_from(RECORDS))
+def mutated(draw, name):
+    record = draw(st.sampled_from(RECORDS[name]))
     for _ in range(draw(st.integers(1, 3))):
         # Few of the many places are structure; they are drawn as often as the long lists below them.
         depth = draw(st.integers(1, 7))
@@ -113,9 +124,11 @@ def as_float32(values):
         return set(np.array(list(values), np.float64).astype(np.float32).tolist())
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(mutated(), min_size=1, max_size=3), st.sampled_from(["openai", "vllm"]))
-def test_mutated_calls_are_counted_and_nothing_is_invented(records, name):
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_mutated_records_are_counted_and_nothing_is_invented(name, data):
+    records = data.draw(st.lists(mutated(name), min_size=1, max_size=3))
     log = log_of(b"".join(json.dumps(record).encode() + b"\n" for record in records))
     reader = readers.reader(name)
     scope = Scope(name, fingerprint(log), log.name)
