@@ -9,9 +9,11 @@ from data_tools.logs.records import samples
 from data_tools.readers.base import Reader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.rows import RowsReader
+from data_tools.readers.sglang import SglangReader
+from data_tools.readers.tgi import TgiReader
 from data_tools.readers.vllm import VllmReader
 
-READERS: tuple[Reader, ...] = (VllmReader(), OpenAIReader(), RowsReader())
+READERS: tuple[Reader, ...] = (SglangReader(), TgiReader(), VllmReader(), OpenAIReader(), RowsReader())
 """The most particular format first; plain rows, which need only names that say what they are, last."""
 
 

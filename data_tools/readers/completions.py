@@ -13,7 +13,7 @@ from data_tools.collecting.reasons import Refused
 from data_tools.readers.base import Values
 from data_tools.readers.call_prompts import Prompt, prompts_of
 from data_tools.readers.echo import is_echo, without_echo
-from data_tools.readers.exchange import Exchange, Object, decoded
+from data_tools.readers.exchange import Exchange, Object, decoded, failure
 from data_tools.readers.token_logprobs import TokenLogprobs, token_logprobs
 
 AROUND = (
@@ -23,6 +23,7 @@ AROUND = (
 """Columns that a log may give beside the call, by any of their names; reward, policy and time besides."""
 
 NOT_KEPT = ("prompt_logprobs", "routed_experts")
+_FINISH_REASONS = ("stop", "length", "tool_calls", "function_call")
 _VERSION = re.compile(r"(?:[A-Za-z_]+[-_:]?)?(\d{1,15})")
 
 
@@ -32,6 +33,7 @@ def completions(call: Exchange) -> Iterator[Values | Refused]:
     prompts = prompts_of(call, choices)
     rewards, around = _rewards(call.around, len(choices))
     shared, rest = _shared(call.request, call.body, around)
+    rest[""] |= call.beside
     incomplete = ["incomplete_group"] if _requested(call.request, prompts) > len(choices) else []
     for at, choice in enumerate(choices):
         try:
@@ -39,7 +41,8 @@ def completions(call: Exchange) -> Iterator[Values | Refused]:
         except Refused as refused:
             yield refused
             continue
-        row["response_id"] = _response_id(call.body, shared["response_id"], choice.get("index", at))
+        if row["response_id"] is None:
+            row["response_id"] = _response_id(call.body, shared["response_id"], choice.get("index", at))
         if row["reward"] is None:
             row["reward"] = rewards[at] if rewards else None
             row["flags"] += [] if rewards else ["shared_reward"]
@@ -140,10 +143,14 @@ def _row(choice: Any, prompt: Prompt, request: Object) -> tuple[Object, Object]:
     """The columns of one choice, and what is left of it."""
     if not isinstance(choice, dict):
         raise Refused("bad_record", f"a choice that is no object but {type(choice).__name__}")
+    failed = failure({"error": choice.get("error")})
+    if failed:
+        raise Refused("failed_call", failed)
     left = {name: value for name, value in choice.items() if name not in NOT_KEPT}
     row = _response(left)
     tokens, ids = token_logprobs(left.pop("logprobs", None)), taken(left, "response_ids")
     taken(left, "prompt_ids")  # prompt.ids already
+    row["response_id"] = taken(left, "response_id")
     row |= {"prompt": prompt.text, "prompt_ids": prompt.ids, "flags": []}
     text = choice.get("text")
     if isinstance(text, str) and (request.get("echo") is True or is_echo(text, tokens, prompt.text)):
@@ -153,9 +160,8 @@ def _row(choice: Any, prompt: Prompt, request: Object) -> tuple[Object, Object]:
         row["response"], tokens = made.text, made.tokens
         row["flags"] += ["logprob_length"] if made.lost else []
     row |= _paired(tokens, ids, row["flags"])
-    finish = left.pop("finish_reason", None)
-    row["finish_reason"] = finish.get("type") if isinstance(finish, dict) else finish
-    oldest = _oldest_version(left.get("weight_versions"))
+    row["finish_reason"] = _finish_reason(left)
+    oldest = _oldest_version(left.get("weight_versions") or [{"version": left.get("weight_version")}])
     row |= {} if oldest is None else {"policy_version": oldest}
     row["reward"] = taken(left, "reward")
     return row, left
@@ -188,6 +194,14 @@ def _paired(tokens: TokenLogprobs | None, ids: Any, flags: list[str]) -> Object:
         return {"response_ids": ids, "behavior_logprobs": tokens.values}
     flags.append("logprob_length")
     return {"response_ids": ids}
+
+
+def _finish_reason(left: Object) -> Any:
+    """Why a choice ended; what is not in the words of OpenAI's API stays in `left` as logged too."""
+    finish = left.get("finish_reason")
+    if finish in _FINISH_REASONS:
+        del left["finish_reason"]
+    return finish.get("type") if isinstance(finish, dict) else finish
 
 
 def version_number(version: Any) -> Any:

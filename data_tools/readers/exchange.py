@@ -41,12 +41,14 @@ class Exchange:
     """A call. `choices` are the responses as logged; `body` is the rest of what the server said.
 
     `around` holds the fields of the record that belong to neither side: the log's own, such as a reward.
+    `beside` holds those that only go to `extra`: no column is looked for among them.
     """
 
     request: Object = field(default_factory=dict)
     body: Object = field(default_factory=dict)
     choices: list[Any] = field(default_factory=list)
     around: Object = field(default_factory=dict)
+    beside: Object = field(default_factory=dict)
 
 
 def exchange(record: Any) -> Exchange:
@@ -56,9 +58,9 @@ def exchange(record: Any) -> Exchange:
     around = dict(record)
     body, wrapper = _body(around)
     request = _request(around)
-    failure = _failure(body or {}, wrapper, around)
-    if failure:
-        raise Refused("failed_call", failure)
+    failed = failure(body or {}, wrapper, around)
+    if failed:
+        raise Refused("failed_call", failed)
     if str(around.get("cache_hit")).lower() == "true":
         raise Refused("cache_hit")
     if body is None:
@@ -81,7 +83,7 @@ def is_exchange(record: Any) -> bool:
         return True
     asked = "request" in record and bool({"messages", "prompt"} & _request(around).keys())
     is_call = asked or {"custom_id", "response"} <= record.keys()  # the latter: a line of a batch
-    return is_call and (body is not None or bool(_failure(wrapper, around)))
+    return is_call and (body is not None or bool(failure(wrapper, around)))
 
 
 def _are_choices(value: Any) -> bool:
@@ -178,7 +180,7 @@ def decoded(value: Any) -> Any:
     return value
 
 
-def _failure(*levels: Mapping[str, Any]) -> str:
+def failure(*levels: Mapping[str, Any]) -> str:
     """What went wrong according to an error or a status at any level; "" if nothing did."""
     for level in levels:
         for name in ERRORS:

@@ -24,6 +24,11 @@ class TokenLogprobs:
     offsets: list[int] | None = None
     ids: list[int] | None = None
 
+    @classmethod
+    def of(cls, values: list[Any], texts: list[Any], ids: Any) -> "TokenLogprobs":
+        """Those of an engine that gives ids; texts or ids of which one is missing are unknown."""
+        return cls(values, _texts(texts), None, known_ids(ids))
+
     def after(self, start: int) -> "TokenLogprobs":
         """Those from token `start` on; their offsets are as they were."""
         values, texts, offsets, ids = self.values[start:], self.texts, self.offsets, self.ids
@@ -41,6 +46,8 @@ class TokenLogprobs:
 
 def token_logprobs(block: Any) -> TokenLogprobs | None:
     """Read the `logprobs` of a choice; None if it has none."""
+    if isinstance(block, TokenLogprobs):
+        return block
     if isinstance(block, list):
         block = (
             {"content": block}
@@ -53,6 +60,12 @@ def token_logprobs(block: Any) -> TokenLogprobs | None:
     if lists:
         return _of_entries(next(filter(None, lists), []))
     return _of_lists(block) if isinstance(block.get("token_logprobs"), list) else None
+
+
+def known_ids(ids: Any) -> list[int] | None:
+    """A list of token ids; None if it is empty or an item is no integer."""
+    known = isinstance(ids, list) and bool(ids) and all(type(item) is int for item in ids)
+    return ids if known else None
 
 
 def _of_entries(entries: list[Any]) -> TokenLogprobs:

@@ -30,6 +30,8 @@ CALLS = [
 FILES = {
     "openai": CALLS,
     "vllm": CALLS,
+    "sglang": ["sglang_generate.jsonl", "sglang_generate_n2_array.jsonl"],
+    "tgi": ["tgi_generate_details.jsonl"],
     "trinity": ["trinity/trinity_experience.jsonl"],
 }
 """Samples of each format, by the name of its reader."""
@@ -38,6 +40,9 @@ RECORDS = {
     name: [json.loads(line) for file in files for line in (CASES / file).read_bytes().splitlines()]
     for name, files in FILES.items()
 }
+ASKED = {"text": "Say yes.", "inputs": "Say yes.", "sampling_params": {"temperature": 0.5}}
+for engine in ("sglang", "tgi"):  # their samples lack the requests, without which nothing is kept
+    RECORDS[engine] = [{"request": ASKED, "response": response} for response in RECORDS[engine]]
 STRANGE = st.sampled_from(
     [
         None,
