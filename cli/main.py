@@ -20,6 +20,7 @@ COMMANDS = {
     "formats": "cli.formats:formats",
     "sql": "cli.sql:sql",
     "stats": "cli.stats:stats",
+    "check": "cli.check:check",
     "reward": "cli.reward:reward",
     "score": "cli.score:score",
     "delete": "cli.delete:delete",

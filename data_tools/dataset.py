@@ -8,6 +8,7 @@ from data_tools.store.dataset import StoredDataset
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from data_tools.checking import Report
     from data_tools.collecting.collect import CollectReport
     from data_tools.rewards.judging import JudgeReport
     from data_tools.rewards.later import RewardReport, RewardWriter
@@ -24,6 +25,12 @@ class Dataset(StoredDataset):
         from data_tools.store.stats import dataset_stats
 
         return dataset_stats(self)
+
+    def check(self, **options: Any) -> "Report":
+        """Look for what is wrong, as far as it can be told without a model (checking.check)."""
+        from data_tools.checking import check
+
+        return check(self, **options)
 
     def rewards_writer(self, source: str) -> "RewardWriter":
         """Return a writer of later rewards; `source` says who judged."""

@@ -108,10 +108,10 @@ class Findings:
             Finding(rule.code, rule.severity, rule.meaning, count, of, rule.unit, examples, fix, detail)
         )
 
-    def take(self, tally: Tally, *, of: int) -> None:
-        """Note everything of a tally."""
+    def take(self, tally: Tally, *, of: int, **values: object) -> None:
+        """Note everything of a tally; `values` fill in the fixes."""
         for rule, count in tally.counts.items():
-            self.add(rule, count, tally.rows[rule], of=of, detail=tally.details[rule])
+            self.add(rule, count, tally.rows[rule], of=of, detail=tally.details[rule], **values)
 
     def sorted(self) -> list[Finding]:
         """The gravest first; equally grave ones as they were found."""

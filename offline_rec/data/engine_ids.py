@@ -76,7 +76,7 @@ def _check_sample(ds: "Dataset", tokenizer: Any, policy: str | None, condition: 
         for name, ids, text, partial in zip(
             sample.names, sample.response_ids, sample.texts, sample.partial, strict=True
         )
-        if name not in outside and text is not None and not _agree(tokenizer, ids, text, partial)
+        if name not in outside and text is not None and not agree(tokenizer, ids, text, partial)
     ]
     checked = len(sample.names)
     if outside or differ:
@@ -114,7 +114,7 @@ def _draw(ds: "Dataset", policy: str | None, condition: str, seed: int) -> _Samp
     )
 
 
-def _agree(tokenizer: Any, ids: Sequence[int], text: str, partial: bool) -> bool:
+def agree(tokenizer: Any, ids: Sequence[int], text: str, partial: bool) -> bool:
     """Whether ids decode to the text, up to special tokens, outer space and a character cut at the end.
 
     A `partial` text is one part of what was sampled: the engine parsed reasoning or tool calls out of it,

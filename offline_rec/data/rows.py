@@ -18,7 +18,7 @@ from offline_rec.data.blocks import Blocks, ListColumn, open_parquet
 from offline_rec.data.ragged import IntArray, Ragged, micro_batches
 
 if TYPE_CHECKING:
-    from data_tools.dataset import Dataset
+    from data_tools.store.dataset import StoredDataset
     from data_tools.store.sidecars import SidecarKind
 
 __all__ = ["Ragged", "RowStore", "Rows", "micro_batches", "ratio_temperature"]
@@ -89,7 +89,7 @@ class RowStore:
 
     def __init__(
         self,
-        ds: "Dataset",
+        ds: "StoredDataset",
         *,
         tokens_key: str | None = None,
         anchor_key: str | None = None,
@@ -194,7 +194,7 @@ class _Sidecar:
     """Columns of one sidecar of the dataset; rows of batches that it does not have yet are null."""
 
     def __init__(
-        self, ds: "Dataset", kind: "SidecarKind", key: str | None, columns: list[str], *, cache_bytes: int
+        self, ds: "StoredDataset", kind: "SidecarKind", key: str | None, columns: list[str], *, cache_bytes: int
     ) -> None:
         self.key = key
         self._columns = columns

@@ -148,7 +148,7 @@ class _Scorer:
         if outside.any():
             report.skipped["outside_vocabulary"] += int(outside.sum())
             rows, at = rows.select(np.flatnonzero(~outside)), at[~outside]
-        logprobs = self._logprobs(rows)
+        logprobs = row_logprobs(self.policy, rows, self.token_budget)
         broken = _any(logprobs, ~np.isfinite(logprobs.values))
         if broken.any():
             report.skipped["not_finite"] += int(broken.sum())
@@ -159,17 +159,18 @@ class _Scorer:
             batch, Piece(at, logprobs, _masked_sums(logprobs, rows.mask), rows.temperature)
         )
 
-    @torch.no_grad()
-    def _logprobs(self, rows: Rows) -> Ragged:
-        """Log-probs of the response tokens, row after row."""
-        offsets = offsets_of(rows.response_ids.lengths)
-        values = np.empty(offsets[-1], np.float32)
-        for index in micro_batches(rows.lengths, self.token_budget):
-            together = self.policy.logprobs(rows, index).float().cpu().numpy()
-            for row, computed in zip(index.tolist(), together, strict=True):
-                first, last = offsets[row], offsets[row + 1]
-                values[first:last] = computed[: last - first]
-        return Ragged(values, offsets)
+
+@torch.no_grad()
+def row_logprobs(policy: Policy, rows: Rows, token_budget: int = TOKEN_BUDGET) -> Ragged:
+    """Log-probs of the response tokens of all rows at their temperatures, in order, without gradient."""
+    offsets = offsets_of(rows.response_ids.lengths)
+    values = np.empty(offsets[-1], np.float32)
+    for index in micro_batches(rows.lengths, token_budget):
+        together = policy.logprobs(rows, index).float().cpu().numpy()
+        for row, computed in zip(index.tolist(), together, strict=True):
+            first, last = offsets[row], offsets[row + 1]
+            values[first:last] = computed[: last - first]
+    return Ragged(values, offsets)
 
 
 def _pieces(lengths: IntArray) -> Iterator[slice]:

@@ -1,0 +1,98 @@
+"""Which temperature explains logged log-probs, and what the logged settings are worth beside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from data_tools.checking import Rule
+from offline_rec.checking.rules import OTHER_POLICY, PROCESSED, RAW, TEMPERATURE
+
+AGREES = 0.1
+"""Mean difference, in nats a token, up to which log-probs are of one policy: half precision gives 0.05."""
+
+CLEARLY = 0.02
+"""Two temperatures are told apart if one is at least twice as good, and by this much."""
+
+GRID = tuple(float(t) for t in np.geomspace(0.2, 2.5, 9))
+NARROWINGS = 10
+"""Golden sections of a bracket of the grid: half a per cent is left of it."""
+
+FLAT = 0.002
+"""A temperature is not told where one a quarter away explains as well, in nats a token."""
+
+Gap = Callable[[float], float]
+"""Mean absolute difference between logged log-probs and the model's at a temperature."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What rows say about how they were sampled."""
+
+    policy: str | None
+    version: int | None
+    kind: str
+    temperature: float | None
+
+    @property
+    def own(self) -> float:
+        """The temperature at which a fit takes ratios of these rows."""
+        return self.temperature if self.kind == "processed" and self.temperature else 1.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The temperature that explains best (None: they all do as well) with its gap, and what is wrong."""
+
+    temperature: float | None
+    gap: float
+    gap_own: float
+    rule: Rule | None
+
+    def detail(self, setting: Setting) -> str:
+        """The numbers, for a reader."""
+        told = f"mean difference {self.gap_own:.3f} nats a token at temperature {setting.own:g}"
+        best = self.temperature is not None and f", {self.gap:.3f} at {self.temperature:.2f}"
+        said = "none" if setting.temperature is None else f"{setting.temperature:g}"
+        who = f"policy {setting.policy!r} version {setting.version}"
+        return f"{who} ({setting.kind}, logged temperature {said}): {told}{best or ''}"
+
+
+def explain(setting: Setting, gap: Gap) -> Explanation:
+    """The best temperature for rows of one setting, and the rule that they break, if any."""
+    gap = lru_cache(maxsize=None)(gap)
+    best = implied_temperature(gap)
+    flat = min(gap(best * 1.25), gap(best / 1.25)) - gap(best) < FLAT
+    rule = _broken(setting, gap, best)
+    return Explanation(None if flat else best, gap(best), gap(setting.own), rule)
+
+
+def implied_temperature(gap: Gap) -> float:
+    """The temperature of the smallest gap: the best of a grid, narrowed by golden sections."""
+    at = int(np.argmin([gap(t) for t in GRID]))
+    low, high = np.log([GRID[max(at - 1, 0)], GRID[min(at + 1, len(GRID) - 1)]])
+    section = (np.sqrt(5) - 1) / 2
+    for _ in range(NARROWINGS):
+        left, right = high - section * (high - low), low + section * (high - low)
+        if gap(float(np.exp(left))) < gap(float(np.exp(right))):
+            high = right
+        else:
+            low = left
+    return float(np.exp((low + high) / 2))
+
+
+def _broken(setting: Setting, gap: Gap, best: float) -> Rule | None:
+    own, logged = gap(setting.own), setting.temperature
+    if logged is not None and logged not in (0, 1):
+        if setting.kind == "processed" and _explains(gap(1.0), own):
+            return RAW
+        if setting.kind != "processed" and _explains(gap(logged), own):
+            return PROCESSED
+    if _explains(gap(best), own):
+        return TEMPERATURE
+    return OTHER_POLICY if own > AGREES else None
+
+
+def _explains(gap: float, worse: float) -> bool:
+    return gap <= AGREES and worse > 2 * gap + CLEARLY
