@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from data_tools.rewards.rules import RewardRule
 
 
+_OF_LOGGED_REWARDS = (
+    "several_rewards", "reward_at_token", "reward_of_score", "several_scores", "scores_differ",
+)  # fmt: skip
+"""Notes that say nothing where a rule of the user's gives the reward."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the user says about all rows of a collect."""
@@ -35,6 +41,8 @@ class Processed:
     rows: Identified
     rejects: list[Reject]
     notes: Notes = field(default_factory=Notes)
+    input_rows: int = 0
+    """Records of the log behind the chunk."""
 
 
 def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
@@ -49,10 +57,11 @@ def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
     rejects = chunk.rejects + [_reject(chunk, row, rows.refused[row]) for row in sorted(rows.refused)]
     notes = _located(rows.notes, chunk.source_row)
     for code, count in chunk.notes.items():
-        notes.add(code, (), count)
+        if code not in _OF_LOGGED_REWARDS or settings.reward is None:
+            notes.add(code, (), count, chunk.details.get(code, ""))
     if settings.reward is not None and rows.table.num_rows:
         notes.merge(_rewarded(rows, settings.reward))
-    return Processed(rows, rejects, notes)
+    return Processed(rows, rejects, notes, chunk.input_rows)
 
 
 def _fill(loose: Typed, settings: Settings) -> None:

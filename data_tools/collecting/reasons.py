@@ -49,9 +49,14 @@ NOTES = {
     "several_rewards": "several columns are rewards and none is their total: the reward is missing until "
     "--reward names one, or combines them (they are in `extra`)",
     "reward_at_token": "a reward per token with one at the last token alone: that one is the reward",
+    "reward_of_score": "the reward is the score of this name",
+    "several_scores": "scores of several names: those that are not the reward are in `extra` under "
+    "`scores`, and `--reward NAME` takes one of them",
     "scores_differ": "several values of one score differ: the reward is missing, all of them are in `extra`",
-    "not_a_call": "the record is no model call (a span of a tool, a chain, an event): nothing was read from it",
+    "not_a_call": "the record is no model call (a span of a tool, a chain, an event): it was passed over",
     "joined_score": "a score was joined to its response",
+    "not_a_rollout": "the record is a summary or metadata of rollouts, none itself: it was passed over",
+    "unfinished_export": "the folder has no STABLE file yet: more may be written, so collect it again later",
     "several_prompts": "a group, by the log's own key, holds prompts that differ; the key wins",
 }
 """Note codes: the row is in the dataset, but something about it was changed, converted or left out."""

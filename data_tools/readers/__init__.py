@@ -6,14 +6,47 @@ from difflib import get_close_matches
 from data_tools.errors import ConfigError, DataError
 from data_tools.logs.log import Log
 from data_tools.logs.records import samples
+from data_tools.readers.areal import ArealReader
 from data_tools.readers.base import Reader
+from data_tools.readers.columnar import RollReader, SwiftReader
+from data_tools.readers.hf_sets import (
+    Gsm8kSolutionsReader,
+    HelpSteer2Reader,
+    NuminaMathReader,
+    OpenR1MathReader,
+    UltraFeedbackReader,
+)
+from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.rows import RowsReader
 from data_tools.readers.sglang import SglangReader
+from data_tools.readers.skyrl import SkyRLReader
 from data_tools.readers.tgi import TgiReader
+from data_tools.readers.trinity import TrinityReader
+from data_tools.readers.trl import TrlReader
+from data_tools.readers.verl import VerlReader
 from data_tools.readers.vllm import VllmReader
 
-READERS: tuple[Reader, ...] = (SglangReader(), TgiReader(), VllmReader(), OpenAIReader(), RowsReader())
+READERS: tuple[Reader, ...] = (
+    TrinityReader(),
+    SglangReader(),
+    TgiReader(),
+    VllmReader(),
+    OpenAIReader(),
+    VerlReader(),
+    RollReader(),
+    SwiftReader(),
+    SkyRLReader(),
+    TrlReader(),
+    ArealReader(),
+    NemoRLReader(),
+    OpenR1MathReader(),
+    NuminaMathReader(),
+    UltraFeedbackReader(),
+    HelpSteer2Reader(),
+    Gsm8kSolutionsReader(),
+    RowsReader(),
+)
 """The most particular format first; plain rows, which need only names that say what they are, last."""
 
 

@@ -16,13 +16,42 @@ import pyarrow as pa
 from data_tools.collecting.ids import choice_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.jsontext import dump
+from data_tools.logs.lines import LineBlock
 from data_tools.logs.log import Log
 from data_tools.logs.records import Block, blocks, fingerprint, flat
 
-__all__ = ["Carries", "Chunk", "ChunkBuilder", "Log", "Reader", "RecordReader", "Refused", "Reject", "Values"]
+__all__ = [
+    "Carries",
+    "Chunk",
+    "ChunkBuilder",
+    "Log",
+    "Passed",
+    "Reader",
+    "RecordReader",
+    "Refused",
+    "Reject",
+    "Row",
+    "Values",
+    "first_object",
+    "without",
+]  # fmt: skip
 
 Values = Mapping[str, Any]
-"""One response: loose column (a key of columns.LOOSE) -> value as logged; `extra`: a dict of the rest."""
+"""One response: loose column (a key of columns.LOOSE) -> value as logged; `extra`: a dict of the rest.
+
+`notes` may list codes of reasons.NOTES to be counted for it. `content` may be a hash of what makes it the
+same response, where a log gives it an id and may tell of it twice in different words.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A record, or part of one, that is no response (a span of a tool, a score): counted by a note's code."""
+
+    note: str
+
+
+Row = Values | Refused | Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +81,9 @@ class Chunk:
     rejects: list[Reject] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
     names: dict[str, str] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    """What some notes leave open, in words, by their code."""
+
     input_rows: int = 0
     """Records of the log behind this chunk; its rows may be more, where a record holds several responses."""
 
@@ -81,6 +113,13 @@ class Reader(ABC):
         """
         return list(logs)
 
+    lines_alone: ClassVar[bool] = False
+    """True where each line of a JSONL log is read by itself, by `line_chunk`, also in another process."""
+
+    def line_chunk(self, lines: LineBlock) -> Chunk:
+        """Read a block of lines of a JSONL log."""
+        raise NotImplementedError
+
     def fingerprint(self, log: Log) -> bytes:
         """Hash of the log's first record, which names the log whatever its path, size or compression."""
         return fingerprint(log)
@@ -96,11 +135,15 @@ class RecordReader(Reader):
     whole_lists: ClassVar[bool] = False
     """True where a line that is a JSON array is one record (for example one request with n > 1)."""
 
+    names: ClassVar[Mapping[str, str]] = {}
+    """The log's own field name of a column, by which `--reward` finds a value that a rule replaces."""
+
     @abstractmethod
-    def rows(self, record: Any, log: Log) -> Iterator[Values | Refused]:
+    def rows(self, record: Any, log: Log) -> Iterator[Row]:
         """Yield one mapping per response that `record` (the parsed JSON value or table row) holds.
 
-        Yield a `Refused` for a response that cannot be used; raise it for the whole record.
+        Yield a `Refused` for a response that cannot be used, or raise it for the whole record; yield a `Passed`
+        for what is no response at all.
         """
 
     def chunks(self, log: Log) -> Iterator[Chunk]:
@@ -114,9 +157,11 @@ class RecordReader(Reader):
         for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
             for choice, values in enumerate(self._responses(record, log)):
                 made.add(row, choice_digest(content, choice), values, record)
-        return made.chunk()
+        chunk = made.chunk()
+        chunk.names = dict(self.names)
+        return chunk
 
-    def _responses(self, record: Any, log: Log) -> Iterator[Values | Refused]:
+    def _responses(self, record: Any, log: Log) -> Iterator[Row]:
         """The rows of a record; whatever goes wrong inside a malformed one ends as its last Refused."""
         try:
             yield from self.rows(record, log)
@@ -124,6 +169,22 @@ class RecordReader(Reader):
             yield refused
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             yield Refused("bad_record", f"not a {self.name} record ({type(error).__name__}: {error})")
+
+
+def first_object(samples: Sequence[Any]) -> dict[str, Any]:
+    """The record by which a log is told; {} if there is none.
+
+    The first alone counts: a log that grows must not change its format, or its ids would change.
+    """
+    return next((record for record in samples if isinstance(record, dict)), {})
+
+
+def without(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
+    """The fields of a record that are no columns, for `extra`."""
+    return {name: value for name, value in record.items() if name not in used and value is not None}
+
+
+_NO_COLUMNS = ("notes", "content")
 
 
 @dataclass
@@ -137,14 +198,18 @@ class ChunkBuilder:
     _rows: list[int] = field(default_factory=list)
     _contents: list[bytes] = field(default_factory=list)
 
-    def add(self, row: int, content: bytes, values: Values | Refused, record: Any = None) -> None:
+    def add(self, row: int, content: bytes, values: Row, record: Any = None) -> None:
         """Add a response found at `row` (from 1), or count the refusal of one (`record` is kept with it)."""
+        if isinstance(values, Passed):
+            self.notes[values.note] += 1
+            return
         if isinstance(values, Refused):
             self.refuse(row, values, record)
             return
+        self.notes.update(values.get("notes", ()))
         self._values.append(values)
         self._rows.append(row)
-        self._contents.append(content)
+        self._contents.append(values.get("content") or content)
 
     def refuse(self, row: int, refused: Refused, record: Any = None) -> None:
         """Count a record or response that cannot be used."""
@@ -155,7 +220,7 @@ class ChunkBuilder:
 
     def chunk(self) -> Chunk:
         """The rows so far, column by column; a column that a row lacks is None there."""
-        columns = dict.fromkeys(key for values in self._values for key in values)
+        columns = dict.fromkeys(key for values in self._values for key in values if key not in _NO_COLUMNS)
         return Chunk(
             columns={key: [values.get(key) for values in self._values] for key in columns},
             source_row=self._rows,

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,18 +28,38 @@ CALLS = [
     "troubles/A02_echo_null_first_logprob.jsonl",
     "troubles/A13_n_choices.jsonl",
 ]
+TRL_CHAT = "trl_completions_conversational"
 FILES = {
     "openai": CALLS,
     "vllm": CALLS,
     "sglang": ["sglang_generate.jsonl", "sglang_generate_n2_array.jsonl"],
     "tgi": ["tgi_generate_details.jsonl"],
     "trinity": ["trinity/trinity_experience.jsonl"],
+    "verl": ["verl/verl_rollout_data_dir/2.jsonl", "verl/verl_validation_data_dir/20.jsonl"],
+    "roll": ["roll/rollout_dump_data.step_3.jsonl"],
+    "ms-swift": ["ms_swift/ms_swift_completions.jsonl"],
+    "skyrl": ["skyrl/jars.jsonl"],
+    "trl": [f"trl/{name}/completions_00010.parquet" for name in ("trl_completions", TRL_CHAT)],
+    "areal": ["areal/5/10.jsonl", "areal/6/11.jsonl"],
+    "nemo-rl": ["nemo_rl/train_data_step1.jsonl", "nemo_rl/val_data_step10.jsonl"],
+    "openr1-math": ["hf_sets/hf_openr1_math_220k.parquet"],
+    "numina-math": ["hf_sets/hf_numinamath_1_5.parquet"],
+    "ultrafeedback": ["hf_sets/hf_ultrafeedback.jsonl"],
+    "helpsteer2": ["hf_sets/hf_helpsteer2.jsonl"],
+    "gsm8k-solutions": ["hf_sets/gsm8k_example_model_solutions.jsonl"],
 }
 """Samples of each format, by the name of its reader."""
 
+
+def records_of(path):
+    """The records of a sample, those of a table as objects."""
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
 RECORDS = {
-    name: [json.loads(line) for file in files for line in (CASES / file).read_bytes().splitlines()]
-    for name, files in FILES.items()
+    name: [record for file in files for record in records_of(CASES / file)] for name, files in FILES.items()
 }
 ASKED = {"text": "Say yes.", "inputs": "Say yes.", "sampling_params": {"temperature": 0.5}}
 for engine in ("sglang", "tgi"):  # their samples lack the requests, without which nothing is kept
@@ -149,6 +170,24 @@ def test_mutated_records_are_counted_and_nothing_is_invented(name, data):
             check(row, records[row["source_row"] - 1])
     assert input_rows == len(records)
     assert set(seen) == set(range(1, len(records) + 1))  # no record vanishes
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_log_cut_anywhere_or_in_another_order_is_counted(name, data):
+    records = data.draw(st.lists(st.sampled_from(RECORDS[name]), min_size=1, max_size=3))
+    whole = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    cut = whole[: data.draw(st.integers(1, len(whole)))]
+    log = log_of(cut)
+    input_rows = 0
+    for chunk in readers.reader(name).chunks(log):
+        input_rows += chunk.input_rows
+        done = process(chunk, Scope(name, fingerprint(log), log.name), Settings())
+        assert done.rows.table.num_rows + len(done.rejects) == len(chunk.source_row) + len(chunk.rejects)
+        for row in done.rows.table.to_pylist():
+            check(row, records[row["source_row"] - 1])
+    assert input_rows == len([line for line in cut.split(b"\n") if line.strip()])
 
 
 def check(row, record):
