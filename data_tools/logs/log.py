@@ -39,6 +39,8 @@ class Log:
     path: str | None = None
     """The local file, if there is one; None for a url or standard input."""
     companions: dict[str, "Log"] = field(default_factory=dict)
+    shared: Any = None
+    """What a reader found out about logs that are read together (Reader.plan)."""
 
     @classmethod
     def at(cls, path: str, name: str | None = None) -> "Log":

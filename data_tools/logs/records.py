@@ -4,7 +4,7 @@ What cannot be parsed becomes a `Reject` with its physical number; nothing here 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -159,6 +159,24 @@ def samples(log: Log) -> list[Any]:
 def _first_record(log: Log) -> list[Any]:
     """The first record of a log whose first line is longer than the head."""
     return next((flat(block).records[:SAMPLES] for block in blocks(log)), [])
+
+
+def looked_through(log: Log, marks: Sequence[bytes] = (b"",)) -> Iterator[Any]:
+    """Yield the values of the records of a log; of lines only those that hold one of `marks`.
+
+    For a look through a log before it is read: what cannot be parsed is left out without a word.
+    """
+    if log.kind in ("json", "parquet", "csv"):
+        for block in blocks(log):
+            yield from flat(block).records
+        return
+    for lines in line_blocks(log.blocks()):
+        for line in lines.lines:
+            if not any(mark in line for mark in marks):
+                continue
+            with suppress(Refused):
+                value = parse(line.strip(), Counter())
+                yield from value if isinstance(value, list) else [value]
 
 
 def fingerprint(log: Log) -> bytes:

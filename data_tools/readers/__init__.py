@@ -16,21 +16,33 @@ from data_tools.readers.hf_sets import (
     OpenR1MathReader,
     UltraFeedbackReader,
 )
+from data_tools.readers.langfuse import LangfuseReader
+from data_tools.readers.litellm import LiteLLMReader
 from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
+from data_tools.readers.prime_rl import TokenExportReader
+from data_tools.readers.rllm import RllmReader
 from data_tools.readers.rows import RowsReader
 from data_tools.readers.sglang import SglangReader
 from data_tools.readers.skyrl import SkyRLReader
 from data_tools.readers.tgi import TgiReader
 from data_tools.readers.trinity import TrinityReader
 from data_tools.readers.trl import TrlReader
+from data_tools.readers.verifiers import VerifiersReader
+from data_tools.readers.verifiers_traces import TracesReader
 from data_tools.readers.verl import VerlReader
 from data_tools.readers.vllm import VllmReader
 
 READERS: tuple[Reader, ...] = (
     TrinityReader(),
+    TracesReader(),
+    TokenExportReader(),
+    VerifiersReader(),
+    RllmReader(),
     SglangReader(),
     TgiReader(),
+    LiteLLMReader(),
+    LangfuseReader(),
     VllmReader(),
     OpenAIReader(),
     VerlReader(),

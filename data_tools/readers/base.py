@@ -142,8 +142,8 @@ class RecordReader(Reader):
     def rows(self, record: Any, log: Log) -> Iterator[Row]:
         """Yield one mapping per response that `record` (the parsed JSON value or table row) holds.
 
-        Yield a `Refused` for a response that cannot be used, or raise it for the whole record; yield a `Passed`
-        for what is no response at all.
+        Yield a `Refused` for a response that cannot be used, or raise it for the whole record; yield a
+        `Passed` for what is no response at all.
         """
 
     def chunks(self, log: Log) -> Iterator[Chunk]:

@@ -76,8 +76,14 @@ def _extras(table: pa.Table) -> list[dict[str, Any]]:
     return [{} if text is None else orjson.loads(text) for text in table.column("extra").to_pylist()]
 
 
+def _scores(extra: dict[str, Any]) -> dict[str, Any]:
+    """Scores by name, where a log has them under a field of their own."""
+    scores = extra.get("scores")
+    return scores if isinstance(scores, dict) else {}
+
+
 class _FieldRule(RewardRule):
-    """A column of the dataset, else a field of `extra`; a row that has no such field is counted."""
+    """A column of the dataset, else a field of `extra`, else one of its scores; counts rows without it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,8 +93,9 @@ class _FieldRule(RewardRule):
         if self.name in ROLLOUTS.names:
             return _as_logged(table.column(self.name).to_pylist())
         extras = _extras(table)
-        made = _as_logged([extra.get(self.name) for extra in extras])
-        absent = [row for row, extra in enumerate(extras) if self.name not in extra]
+        fields = [{**_scores(extra), **extra} for extra in extras]
+        made = _as_logged([known.get(self.name) for known in fields])
+        absent = [row for row, known in enumerate(fields) if self.name not in known]
         if absent:
             made.notes.add(ABSENT, absent, detail=f"no field {self.name!r}")
         return made
