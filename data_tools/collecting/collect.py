@@ -23,7 +23,7 @@ from data_tools.errors import ConfigError, DataError
 from data_tools.logs.log import Log
 from data_tools.logs.records import samples
 from data_tools.logs.sources import Source, expand
-from data_tools.readers.base import Chunk, Reader
+from data_tools.readers.base import Reader
 from data_tools.readers.select import SelectReader, map_query
 from data_tools.schema import REJECTS
 from data_tools.store.dataset import open_stored
@@ -226,7 +226,7 @@ class _Collecting:
         for chunk in reader.chunks(log):
             done = process(chunk, scope, self.settings)
             self._store(done)
-            self._count(counts, chunk, done)
+            self._count(counts, done)
             if self.tick:
                 self.tick(self.rows_read)
 
@@ -248,9 +248,9 @@ class _Collecting:
         if self.stored is not None:
             self.stored.result()
 
-    def _count(self, counts: LogReport, chunk: Chunk, done: Processed) -> None:
+    def _count(self, counts: LogReport, done: Processed) -> None:
         kept = done.rows.table.num_rows
-        counts.input_rows += chunk.input_rows
+        counts.input_rows += done.input_rows
         counts.read += kept + len(done.rejects)
         counts.kept += kept
         counts.note(done.notes)

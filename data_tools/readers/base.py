@@ -16,7 +16,6 @@ import pyarrow as pa
 from data_tools.collecting.ids import choice_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.jsontext import dump
-from data_tools.logs.lines import LineBlock
 from data_tools.logs.log import Log
 from data_tools.logs.records import Block, blocks, fingerprint, flat
 
@@ -112,13 +111,6 @@ class Reader(ABC):
         A log that is left out must be in the `companions` of one that stays.
         """
         return list(logs)
-
-    lines_alone: ClassVar[bool] = False
-    """True where each line of a JSONL log is read by itself, by `line_chunk`, also in another process."""
-
-    def line_chunk(self, lines: LineBlock) -> Chunk:
-        """Read a block of lines of a JSONL log."""
-        raise NotImplementedError
 
     def fingerprint(self, log: Log) -> bytes:
         """Hash of the log's first record, which names the log whatever its path, size or compression."""
