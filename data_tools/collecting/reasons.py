@@ -12,6 +12,7 @@ REASONS = {
     "damaged_database": "the SQLite database is damaged from here on; what came before was read",
     "pickle_refused": "a pickle that holds more than plain values (an object of an older version of the "
     "trainer, or worse): no class is ever loaded from a log",
+    "torn_stream": "the stream of pieces breaks off before the response ends, or lost a piece on the way",
     "torn_archive": "the compressed log breaks off here; what came before was read",
     "not_an_object": "the record is a bare number, text or list, not an object with fields",
     "bad_csv": "the row does not have one value per column of the CSV header, or its quotes are broken",

@@ -25,6 +25,7 @@ from data_tools.readers.rllm import RllmReader
 from data_tools.readers.rows import RowsReader
 from data_tools.readers.sglang import SglangReader
 from data_tools.readers.skyrl import SkyRLReader
+from data_tools.readers.streams import StreamReader
 from data_tools.readers.tgi import TgiReader
 from data_tools.readers.trinity import TrinityReader
 from data_tools.readers.trl import TrlReader
@@ -43,6 +44,7 @@ READERS: tuple[Reader, ...] = (
     TgiReader(),
     LiteLLMReader(),
     LangfuseReader(),
+    StreamReader(),
     VllmReader(),
     OpenAIReader(),
     VerlReader(),

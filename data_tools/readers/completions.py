@@ -141,6 +141,8 @@ def _merged(levels: dict[str, Object]) -> Object:
 
 def _row(choice: Any, prompt: Prompt, request: Object) -> tuple[Object, Object]:
     """The columns of one choice, and what is left of it."""
+    if isinstance(choice, Refused):
+        raise choice
     if not isinstance(choice, dict):
         raise Refused("bad_record", f"a choice that is no object but {type(choice).__name__}")
     failed = failure({"error": choice.get("error")})
@@ -184,6 +186,9 @@ def _response(left: Object) -> Object:
 def _paired(tokens: TokenLogprobs | None, ids: Any, flags: list[str]) -> Object:
     """Log-probs and the ids that belong to them: the server's, or those that stand for the token texts."""
     if tokens is None:
+        return {"response_ids": ids}
+    if not tokens.whole:
+        flags.append("logprob_length")
         return {"response_ids": ids}
     if tokens.ids is None:
         return {"response_ids": ids, "behavior_logprobs": tokens.values, "logprob_tokens": tokens.texts}

@@ -12,6 +12,7 @@ import orjson
 
 from data_tools.collecting.prompts import is_chat
 from data_tools.collecting.reasons import Refused
+from data_tools.readers.stream_pieces import streamed_body
 
 Object = dict[str, Any]
 
@@ -130,7 +131,10 @@ def _unwrapped(value: Any) -> tuple[Any, Object]:
 
 
 def _as_body(value: Any, logged: Any) -> Object | None:
-    """A response in any form as a body: a body, a message, a list of messages, a text; None if it is none."""
+    """A response in any form as a body: a body, its pieces, messages, a text; None if it is none."""
+    streamed = streamed_body(value)
+    if streamed is not None:
+        return streamed
     if isinstance(value, dict) and ("choices" in value or _is_error(value.get("error"))):
         return dict(value)
     if isinstance(value, dict) and ("role" in value or "content" in value):

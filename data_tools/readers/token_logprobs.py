@@ -16,13 +16,15 @@ _ID = re.compile(r"token_id:(\d{1,10})")
 class TokenLogprobs:
     """Values as logged, one a token. `texts`, `offsets` and `ids` are as long, or None where unknown.
 
-    `offsets` count characters from the start of the text that the tokens make up.
+    `offsets` count characters from the start of the text that the tokens make up. `whole` is false where some
+    were lost before they were logged, and nobody knows which.
     """
 
     values: list[Any]
     texts: list[str] | None = None
     offsets: list[int] | None = None
     ids: list[int] | None = None
+    whole: bool = True
 
     @classmethod
     def of(cls, values: list[Any], texts: list[Any], ids: Any) -> "TokenLogprobs":

@@ -227,7 +227,7 @@ def test_a_log_of_any_spelling_is_told_by_its_content(spelling):
 )
 def test_rows_quizzes_requests_and_pieces_of_streams_are_no_calls(record):
     found = readers.detect(log_of(lines(record)))
-    assert found is None or found.name == "rows"
+    assert found is None or found.name not in ("openai", "vllm")
 
 
 def test_sampling_parameters_beside_the_request_are_found():
