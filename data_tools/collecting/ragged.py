@@ -32,9 +32,12 @@ class Ragged:
             return cls(np.zeros(0), empty, np.zeros(rows + 1, np.int64), np.zeros(rows, bool))
         items = pc.list_flatten(array)
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        absent = pc.is_null(items).to_numpy(zero_copy_only=False)
-        values = pc.fill_null(items, 0).to_numpy(zero_copy_only=False)
-        return cls(values, absent, _bounds(lengths), array.is_valid().to_numpy(zero_copy_only=False))
+        absent = np.zeros(len(items), bool)
+        if items.null_count:
+            absent = pc.is_null(items).to_numpy(zero_copy_only=False)
+            items = pc.fill_null(items, 0)
+        present = array.is_valid().to_numpy(zero_copy_only=False)
+        return cls(items.to_numpy(zero_copy_only=False), absent, _bounds(lengths), present)
 
     @property
     def lengths(self) -> Integers:
@@ -51,6 +54,12 @@ class Ragged:
         if marked.any():
             found[self.rows_of_items()[marked]] = True
         return found
+
+    def outside(self, low: float, high: float) -> Bools:
+        """Items that are null, not a number, or not within low..high."""
+        if len(self.items) and not self.absent.any() and low <= self.items.min() and self.items.max() <= high:
+            return np.zeros(len(self.items), bool)
+        return self.absent | ~((self.items >= low) & (self.items <= high))
 
     def sum(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sum over the items of each row, each row on its own (an infinite one spoils no other)."""
@@ -79,7 +88,8 @@ class Ragged:
 
     def arrow(self, item: pa.DataType) -> pa.Array:
         """An Arrow list array with items of the given type."""
-        items = pa.array(self.items, mask=self.absent).cast(item, safe=False)
+        mask = self.absent if self.absent.any() else None
+        items = pa.array(self.items.astype(item.to_pandas_dtype()), mask=mask)
         bounds = pa.array(self.bounds.astype(np.int32), mask=np.append(~self.present, False))
         return pa.ListArray.from_arrays(bounds, items)
 

@@ -23,6 +23,7 @@ FLOOR = -9999.0
 ROUNDING = 1e-3
 """Half-precision engines round a log-prob of 0 to a little above it; more than this is no rounding."""
 
+_ABOVE_FLOOR = float(np.nextafter(FLOOR, 0))
 _INT32_MAX = 2**31 - 1
 _FINISH = {
     "eos": "stop",
@@ -153,7 +154,7 @@ def _response_ids(rows: _Rows) -> Ragged:
 
 
 def _no_id(ids: Ragged) -> Bools:
-    return ids.absent | (ids.items < 0) | (ids.items > _INT32_MAX)
+    return ids.outside(0, _INT32_MAX)
 
 
 def _client_made(rows: _Rows) -> Bools:
@@ -183,8 +184,7 @@ def _logprobs(rows: _Rows, ids: Ragged, mask: Ragged) -> Ragged:
 
 def _values_of_logprobs(rows: _Rows, given: Ragged, mask: Ragged) -> Ragged:
     values = given.items
-    with np.errstate(invalid="ignore"):
-        fine = ~given.absent & (values <= 0) & (values > FLOOR)
+    fine = ~given.outside(_ABOVE_FLOOR, 0.0)
     if fine.all():
         return given
     with np.errstate(invalid="ignore"):
