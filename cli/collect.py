@@ -34,6 +34,12 @@ from cli.progress import progress
     help="Run that the log belongs to: its ids and group keys are apart from others'.",
 )
 @click.option(
+    "--group-size",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Every N responses in a row are a group, where the log names none.",
+)
+@click.option(
     "--holdout", type=float, metavar="SHARE", help="Share of prompts never trained on; for a new dataset."
 )
 @click.option("--dry-run", is_flag=True, help="Read and count, write nothing.")

@@ -58,6 +58,7 @@ def collect(
     policy: str | None = None,
     policy_version: int | None = None,
     run: str | None = None,
+    group_size: int | None = None,
     holdout: float | None = None,
     dry_run: bool = False,
     strict: bool = False,
@@ -68,10 +69,11 @@ def collect(
     `sources`: files, folders, globs, urls, - for standard input. `select`: one SELECT over `source`; `map`:
     column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
     `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
+    `group_size`: that many consecutive lines (responses of one line) are a group, where the log names none.
     `strict`: a DataError at the first reject.
     """
     chosen = _chosen_reader(format, select, map)
-    settings = Settings(policy, policy_version, _reward_rule(reward) if reward else None)
+    settings = Settings(policy, policy_version, _reward_rule(reward) if reward else None, group_size)
     report = CollectReport(dry_run=dry_run)
     with ExitStack() as stack:
         jobs = _jobs(expand(sources, stack), chosen, report)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from data_tools.collecting.fastpath import Typed, plain, typed
 from data_tools.collecting.identity import Identified, Scope, identify
+from data_tools.collecting.order_groups import groups_by_order
 from data_tools.collecting.reasons import Notes, Refused, Reject
 from data_tools.collecting.rules import judge
 from data_tools.logs.jsontext import dump
@@ -30,6 +31,9 @@ class Settings:
     policy: str | None = None
     policy_version: int | None = None
     reward: "RewardRule | None" = None
+    group_size: int | None = None
+    """How many consecutive responses are a group where the log names none; None: equal prompts are one."""
+
     tolerant: bool = False
     """Read every value by itself, as if no column were clean; to test the two ways against each other."""
 
@@ -49,6 +53,10 @@ def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
     """Turn a chunk into rows of the schema ROLLOUTS and rejects."""
     loose = typed(chunk, tolerant=settings.tolerant)
     _fill(loose, settings)
+    if settings.group_size is not None:
+        logged = loose.columns.get("group_id")
+        keys = groups_by_order(chunk, settings.group_size, logged, scope.fingerprint.hex())
+        loose.columns["group_id"] = keys
     if settings.reward is not None:
         _set_reward_aside(loose, chunk, settings.reward)
     rows = identify(
