@@ -24,8 +24,8 @@ class Pretraining:
     """How the base policy is made: supervised steps until it answers `target` of the problems right."""
 
     seed: int
-    target: float = 0.48
-    check_every: int = 10
+    target: float = 0.45
+    check_every: int = 5
     max_steps: int = 2000
     batch: int = 128
     lr: float = 2e-3

@@ -52,8 +52,8 @@ class Size:
     evaluation_prompts: int = 1000
     evaluation_samples: int = 4
     development_prompts: int = 500
-    target: float = 0.48
-    steps: int = 500
+    target: float = 0.45
+    steps: int = 400
     workers: int = min(2, os.cpu_count() or 1)
 
 
