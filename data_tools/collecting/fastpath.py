@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,20 +136,23 @@ def _lists(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     """Lists of items of the right type. Items are looked at one by one only where Arrow would not refuse."""
     if kind == "ids":
         return _integer_lists(values)
-    if kind == "mask":
-        found = _array(values, None)  # Arrow finds int64 only where every item is an int
-        if found is not None and found.type.value_type == pa.null():
-            return found.cast(ARROW[kind])
-        return found if found is not None and found.type == ARROW[kind] else None
-    found = _array(values, ARROW[kind])
-    if found is None or kind == "texts":
-        return found
-    # Arrow takes True for 1.0, so a column with a 0 or 1 may have been a boolean.
+    if kind == "logprobs":
+        return _float_lists(values)
+    if kind == "texts":
+        return _array(values, ARROW[kind])
+    found = _array(values, None)  # Arrow finds int64 only where every item is an int
+    if found is not None and found.type.value_type == pa.null():
+        return found.cast(ARROW[kind])
+    return found if found is not None and found.type == ARROW[kind] else None
+
+
+def _float_lists(values: Sequence[Any]) -> pa.Array | None:
+    found = _array(values, ARROW["logprobs"])
+    if found is None:
+        return None
     items = found.values.to_numpy(zero_copy_only=False)
-    if not ((items == 0.0) | (items == 1.0)).any():
-        return found
-    types = set(map(type, chain.from_iterable(value for value in values if value is not None)))
-    return found if types <= _PYTHON[kind] else None
+    doubtful = (items == 1.0) | ((items == 0.0) & ~np.signbit(items))
+    return found if _plain_items(values, found.offsets.to_numpy(), doubtful, _PYTHON["logprobs"]) else None
 
 
 def _integer_lists(values: Sequence[Any]) -> pa.Array | None:
@@ -161,15 +165,20 @@ def _integer_lists(values: Sequence[Any]) -> pa.Array | None:
     except (TypeError, OverflowError):
         return None
     lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     flat = np.frombuffer(items, np.int64) if items else np.zeros(0, np.int64)
-    # A machine array takes True for 1, so lists with a 0 or 1 are looked at item by item.
-    doubtful = np.unique(np.searchsorted(bounds, np.flatnonzero((flat == 0) | (flat == 1)), "right") - 1)
-    if not set(map(type, chain.from_iterable(values[row] for row in doubtful.tolist()))) <= {int}:
+    if not _plain_items(values, bounds, (flat == 0) | (flat == 1), {int}):
         return None
     absent = np.fromiter((value is None for value in values), bool, len(values))
-    offsets = pa.array(bounds.astype(np.int32), mask=np.append(absent, False))
-    return pa.ListArray.from_arrays(offsets, pa.array(flat))
+    return pa.ListArray.from_arrays(pa.array(bounds, mask=np.append(absent, False)), pa.array(flat))
+
+
+def _plain_items(
+    values: Sequence[Any], bounds: npt.NDArray[np.int32], doubtful: npt.NDArray[np.bool_], types: set[type]
+) -> bool:
+    """Whether lists with a 0 or 1 hold no booleans, which arrays take for numbers without a word."""
+    rows = np.unique(np.searchsorted(bounds, np.flatnonzero(doubtful), "right") - 1)
+    return set(map(type, chain.from_iterable(values[row] for row in rows.tolist()))) <= types
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array | None:
