@@ -21,7 +21,7 @@ _GROUPS = """SELECT group_id, count(*) AS n, min(response_id) AS id, min(prompt_
     FROM checked GROUP BY group_id"""
 
 _LEVELS: dict[Level, str] = {
-    "rows": """WITH usual AS (SELECT approx_quantile(abs(reward), 0.95) AS usual_reward FROM checked)
+    "rows": """WITH usual AS (SELECT approx_quantile(abs(reward), 0.9) AS usual_reward FROM checked)
         SELECT *, response_id AS id FROM checked, usual""",
     "groups": f"""WITH found AS MATERIALIZED ({_GROUPS}), usual AS (SELECT mode(n) AS usual_n FROM found)
         SELECT * FROM found, usual""",

@@ -20,7 +20,7 @@ COUNTED_ELSEWHERE = frozenset({"truncated", "raw_at_temperature", "greedy"})
 DAMAGED = frozenset(
     {
         *("retokenised", "bad_ids", "bad_prompt_ids", "missing_logprobs", "positive_logprobs"),
-        *("logprob_length", "logprobs_without_ids", "repeated_first_token", "broken_tool_arguments"),
+        *("logprob_length", "logprobs_without_ids", "broken_tool_arguments"),
     }
 )
 
