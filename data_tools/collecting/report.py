@@ -64,8 +64,8 @@ class LogReport:
 class CollectReport:
     """Counts of every log of a collect and of all together.
 
-    `skipped`: files of a folder that are no logs, and why; `companions`: logs that were not read by themselves,
-    and what they are to another log.
+    `skipped`: files of a folder that are no logs, and why; `companions`: logs that were not read by
+    themselves, and what they are to another log.
     """
 
     logs: list[LogReport] = field(default_factory=list)

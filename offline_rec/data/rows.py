@@ -194,7 +194,13 @@ class _Sidecar:
     """Columns of one sidecar of the dataset; rows of batches that it does not have yet are null."""
 
     def __init__(
-        self, ds: "StoredDataset", kind: "SidecarKind", key: str | None, columns: list[str], *, cache_bytes: int
+        self,
+        ds: "StoredDataset",
+        kind: "SidecarKind",
+        key: str | None,
+        columns: list[str],
+        *,
+        cache_bytes: int,
     ) -> None:
         self.key = key
         self._columns = columns
