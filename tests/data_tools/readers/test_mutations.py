@@ -29,12 +29,19 @@ CALLS = [
     "troubles/A13_n_choices.jsonl",
 ]
 TRL_CHAT = "trl_completions_conversational"
+RLLM_FILES = [str(path.relative_to(CASES)) for path in sorted((CASES / "rllm").rglob("episode_*.json"))]
 FILES = {
     "openai": CALLS,
     "vllm": CALLS,
     "sglang": ["sglang_generate.jsonl", "sglang_generate_n2_array.jsonl"],
     "tgi": ["tgi_generate_details.jsonl"],
     "trinity": ["trinity/trinity_experience.jsonl"],
+    "verifiers": [
+        f"verifiers/{name}/results.jsonl" for name in ("verifiers_eval", "verifiers_eval_state_columns")
+    ],
+    "verifiers-traces": ["prime_rl/rollouts/step_12/train/all/traces.jsonl"],
+    "prime-rl-tokens": ["prime_rl/token_exports/step_12/rank_0.jsonl"],
+    "rllm": ["rllm/rllm_episode_to_dict.jsonl", *RLLM_FILES],
     "verl": ["verl/verl_rollout_data_dir/2.jsonl", "verl/verl_validation_data_dir/20.jsonl"],
     "roll": ["roll/rollout_dump_data.step_3.jsonl"],
     "ms-swift": ["ms_swift/ms_swift_completions.jsonl"],
@@ -55,6 +62,8 @@ def records_of(path):
     """The records of a sample, those of a table as objects."""
     if path.suffix == ".parquet":
         return pq.read_table(path).to_pylist()
+    if path.suffix == ".json":
+        return [json.loads(path.read_bytes())]
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
@@ -198,6 +207,8 @@ def check(row, record):
     assert all(math.isfinite(value) and value <= 0 for value in values)
     assert row["response"] is not None or row["response_ids"] is not None
     if row["behavior_logprob"] is not None:
-        assert len(values) == len(row["response_ids"])
+        produced = row["loss_mask"] or [1] * len(row["response_ids"])
+        pairs = zip(row["behavior_logprobs"], produced, strict=True)
+        assert all(value is not None for value, own in pairs if own)
         text = json.dumps(record)
         assert all(str(token) in text for token in row["response_ids"])
