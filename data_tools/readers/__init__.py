@@ -20,6 +20,7 @@ from data_tools.readers.langfuse import LangfuseReader
 from data_tools.readers.litellm import LiteLLMReader
 from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
+from data_tools.readers.openai_batch import BatchReader
 from data_tools.readers.prime_rl import TokenExportReader
 from data_tools.readers.rllm import RllmReader
 from data_tools.readers.rows import RowsReader
@@ -45,6 +46,7 @@ READERS: tuple[Reader, ...] = (
     LiteLLMReader(),
     LangfuseReader(),
     StreamReader(),
+    BatchReader(),
     VllmReader(),
     OpenAIReader(),
     VerlReader(),
