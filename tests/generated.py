@@ -5,11 +5,14 @@ A part stands between `<!-- NAME -->` and `<!-- end of NAME -->`, NAME being a k
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from data_tools.checking import RULES as DATA_RULES
+from data_tools.checking import Rule
 from data_tools.collecting.columns import ALIASES, LOOSE
 from data_tools.collecting.reasons import FLAGS, NOTES, REASONS
+from offline_rec.checking import RULES as MODEL_RULES
 from offline_rec.config import describe_fields
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +54,13 @@ def fields() -> str:
     return f"| field | default | meaning |\n|---|---|---|\n{''.join(rows)}"
 
 
+def findings(rules: Sequence[Rule]) -> Callable[[], str]:
+    values = {"dataset": "DATASET", "model": "MODEL", "temperature": "T", "context": "N", "stops": "[ID]"}
+    values |= {"flag": "FLAG", "file": "BATCH", "row": "ID"}
+    rows = [f"| `{r.code}` | {r.severity} | {r.meaning} | `{r.fix.format(**values)}` |\n" for r in rules]
+    return lambda: f"| code | severity | what is wrong | fix |\n|---|---|---|---|\n{''.join(rows)}"
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "map": file_map,
     "aliases": aliases,
@@ -58,6 +68,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "notes": codes(NOTES),
     "flags": codes(FLAGS),
     "fields": fields,
+    "findings": findings(DATA_RULES),
+    "findings with a model": findings(MODEL_RULES),
 }
 
 

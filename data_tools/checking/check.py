@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from data_tools.checking import levels, records, stored
 from data_tools.checking.conditions import CONDITIONS
 from data_tools.checking.findings import Findings, Report, Rule
+from data_tools.checking.levels import find_conditions
+from data_tools.checking.records import RECORD_RULES, find_records, reward_facts
 from data_tools.checking.sample import Sample, checked_rows, draw
+from data_tools.checking.stored import STORED_RULES, find_stored
 from data_tools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,8 +17,8 @@ SAMPLE = 512
 
 RULES: tuple[Rule, ...] = (
     *(condition.rule for condition in CONDITIONS),
-    *records.RULES,
-    *stored.RULES,
+    *RECORD_RULES,
+    *STORED_RULES,
 )
 """All that is looked for without a model."""
 
@@ -47,8 +49,8 @@ def check_rows(sample: Sample, findings: Findings, *, where: str | None = None) 
     if not sample.total:
         return report
     with checked_rows(sample.dataset, where) as con:
-        levels.find(con, CONDITIONS, findings)
-        records.find(con, sample.total, findings)
-        report.rewards = records.reward_facts(con)
-    stored.find(sample, findings)
+        find_conditions(con, CONDITIONS, findings)
+        find_records(con, sample.total, findings)
+        report.rewards = reward_facts(con)
+    find_stored(sample, findings)
     return report

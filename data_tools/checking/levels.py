@@ -40,7 +40,9 @@ class Condition:
     least: float = 0.0
 
 
-def find(con: "duckdb.DuckDBPyConnection", conditions: Sequence[Condition], findings: Findings) -> None:
+def find_conditions(
+    con: "duckdb.DuckDBPyConnection", conditions: Sequence[Condition], findings: Findings
+) -> None:
     """Note what the conditions find in the view `checked`."""
     for level, source in _LEVELS.items():
         of_level = [condition for condition in conditions if condition.level == level]

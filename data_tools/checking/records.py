@@ -20,7 +20,8 @@ COUNTED_ELSEWHERE = frozenset({"truncated", "raw_at_temperature", "greedy"})
 DAMAGED = frozenset(
     {
         *("retokenised", "bad_ids", "bad_prompt_ids", "missing_logprobs", "positive_logprobs"),
-        *("logprob_length", "logprobs_without_ids", "broken_tool_arguments"),
+        *("logprob_length", "logprobs_without_ids", "broken_tool_arguments", "mixed_sampling"),
+        *("not_trained", "doubtful_reward", "no_special_tokens", "column_length"),
     }
 )
 
@@ -28,7 +29,12 @@ _SHOW_FLAG = (
     'rec sql {dataset} "SELECT response_id, source_file, source_row FROM rollouts'
     " WHERE list_contains(flags, '{flag}')\""
 )
-FLAGGED = Rule("flagged", "warning", "collecting found the ids or log-probs of the row damaged", _SHOW_FLAG)
+FLAGGED = Rule(
+    "flagged",
+    "warning",
+    "collecting found the ids, log-probs, texts or reward of the row damaged",
+    _SHOW_FLAG,
+)
 MARKED = Rule("marked", "info", "collecting flagged something about the row", _SHOW_FLAG)
 DUPLICATE_ID = Rule(
     "duplicate_id",
@@ -65,7 +71,7 @@ REWARD_SCALES = Rule(
     "sources",
 )
 
-RULES = (FLAGGED, MARKED, DUPLICATE_ID, DUPLICATE, TIME_ORDER, MISSING_VERSION, REWARD_SCALES)
+RECORD_RULES = (FLAGGED, MARKED, DUPLICATE_ID, DUPLICATE, TIME_ORDER, MISSING_VERSION, REWARD_SCALES)
 
 _DUPLICATE_IDS = f"""SELECT coalesce(sum(n - 1), 0)::BIGINT, min(id, {EXAMPLES}), min(file) FROM (
     SELECT response_id AS id, count(*) AS n, max(file) AS file FROM checked GROUP BY ALL HAVING n > 1)"""
@@ -95,7 +101,7 @@ _SCALES = f"""SELECT count(*) FILTER (most > {SCALE_RATIO} * least),
         WHERE isfinite(reward) GROUP BY source_file HAVING most > 0))"""
 
 
-def find(con: "duckdb.DuckDBPyConnection", total: int, findings: Findings) -> None:
+def find_records(con: "duckdb.DuckDBPyConnection", total: int, findings: Findings) -> None:
     """Note what is found across the `total` rows of the view `checked`."""
     [(copies, rows, file)] = con.sql(_DUPLICATE_IDS).fetchall()
     findings.add(DUPLICATE_ID, copies, rows, of=total, file=file)

@@ -72,10 +72,10 @@ SUM_DIFFERS = Rule(
     SAMPLED,
 )
 
-RULES = (ZERO_FILLED, MOSTLY_ZERO, POSITIVE, NOT_FINITE, LENGTHS, SUM_DIFFERS)
+STORED_RULES = (ZERO_FILLED, MOSTLY_ZERO, POSITIVE, NOT_FINITE, LENGTHS, SUM_DIFFERS)
 
 
-def find(sample: "Sample", findings: Findings) -> None:
+def find_stored(sample: "Sample", findings: Findings) -> None:
     """Note what is found in the token columns of the sampled rows."""
     tally = Tally()
     for table in sample.chunks(_COLUMNS):
