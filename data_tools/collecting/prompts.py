@@ -28,7 +28,7 @@ def is_chat(value: object) -> bool:
 
 
 def canonical_prompt(text: str) -> str:
-    """One text for equal prompts: sorted keys, no empty fields, text parts joined, tool arguments parsed."""
+    """One text for equal prompts: sorted keys, no empty fields or weights, texts joined, arguments parsed."""
     prompt = parse_prompt(text)
     return (
         prompt if isinstance(prompt, str) else canonical([_canonical_message(message) for message in prompt])
@@ -44,7 +44,7 @@ def canonical_json(text: str) -> str:
 
 
 def _canonical_message(message: Message) -> Message:
-    kept = {key: value for key, value in message.items() if value not in (None, [], {})}
+    kept = {key: value for key, value in message.items() if value not in (None, [], {}) and key != "weight"}
     if isinstance(kept.get("content"), list):
         kept["content"] = text_of(kept["content"]) if is_text(kept["content"]) else kept["content"]
     if isinstance(kept.get("tool_calls"), list):
@@ -92,14 +92,27 @@ def _text_part(part: object) -> str | None:
 def split_conversation(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Cut a conversation where its response begins: behind the last turn of a user or the system.
 
-    Tool results between assistant turns belong to the response: one trajectory may call tools.
+    Tool results between assistant turns belong to the response: one trajectory may call tools. A turn that is
+    not to be learned from belongs to the prompt, with the results of its tools.
     """
     cut = len(messages)
-    while (
-        cut and isinstance(messages[cut - 1], dict) and messages[cut - 1].get("role") in ("assistant", "tool")
-    ):
+    while cut and _is_of_response(messages[cut - 1]):
         cut -= 1
+    if cut and isinstance(messages[cut - 1], dict) and _is_assistant(messages[cut - 1]):
+        while cut < len(messages) and messages[cut].get("role") == "tool":
+            cut += 1
     return list(messages[:cut]), list(messages[cut:])
+
+
+def _is_of_response(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in ("assistant", "tool"):
+        return False
+    return is_learned_from(message)
+
+
+def is_learned_from(message: Message) -> bool:
+    """Whether a message is not excluded from learning by a `weight` of 0, as OpenAI's fine-tuning has it."""
+    return message.get("weight") != 0 or isinstance(message["weight"], bool)
 
 
 def response_parts(value: Any) -> tuple[str | None, str | None, list[str]]:
@@ -126,7 +139,8 @@ def _is_assistant(message: Message) -> bool:
 
 
 def _holds_more(message: Message) -> bool:
-    beyond = {key for key, value in message.items() if value not in (None, [], {}, "")} - {"role", "content"}
+    beyond = {key for key, value in message.items() if value not in (None, [], {}, "")}
+    beyond -= {"role", "content", "weight"}
     return bool(beyond) or not (message.get("content") is None or isinstance(message["content"], str))
 
 

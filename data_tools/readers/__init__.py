@@ -21,6 +21,8 @@ from data_tools.readers.litellm import LiteLLMReader
 from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.openai_batch import BatchReader
+from data_tools.readers.openai_finetune import FinetuneReader
+from data_tools.readers.openai_stored import StoredReader
 from data_tools.readers.prime_rl import TokenExportReader
 from data_tools.readers.rllm import RllmReader
 from data_tools.readers.rows import RowsReader
@@ -47,6 +49,8 @@ READERS: tuple[Reader, ...] = (
     LangfuseReader(),
     StreamReader(),
     BatchReader(),
+    FinetuneReader(),
+    StoredReader(),
     VllmReader(),
     OpenAIReader(),
     VerlReader(),

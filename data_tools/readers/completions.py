@@ -87,7 +87,7 @@ def _shared(request: Object, body: Object, around: Object) -> tuple[Object, dict
     row["sampled_at"] = _said(around, "sampled_at", body, "created")
     row["logprob_kind"] = row["logprob_kind"] or _logprob_kind(around.get("engine"), body, request)
     row["policy_version"] = version_number(row["policy_version"])
-    row["tools"] = request.pop("tools", None) or _as_tools(request.pop("functions", None))
+    row["tools"] = request.pop("tools", None) or functions_as_tools(request.pop("functions", None))
     row |= {name: request.pop(name, None) for name in ("temperature", "top_p", "top_k")}
     model = request.pop("model", None)
     request |= {} if model == row["policy"] else {"request_model": model}
@@ -115,7 +115,7 @@ def _logprob_kind(*levels: Any) -> Any:
     return next((kind for kind in found if kind is not None), None)
 
 
-def _as_tools(functions: Any) -> Any:
+def functions_as_tools(functions: Any) -> Any:
     """Tool definitions of the API's older form in the newer one, which chat templates know."""
     if not isinstance(functions, list) or not functions:
         return None
