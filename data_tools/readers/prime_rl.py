@@ -55,7 +55,7 @@ class TokenExportReader(RecordReader):
         yield {
             "prompt_ids": ids[: where.start],
             "response_ids": ids[where],
-            "behavior_logprobs": produced(values, mask)[where] if fits else None,
+            "behavior_logprobs": produced(values[where], mask[where]) if fits else None,
             "loss_mask": partial_mask(mask[where]),
             "policy_version": record.get("step"),
             "flags": [] if fits else ["logprob_length"],

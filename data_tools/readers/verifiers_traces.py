@@ -200,7 +200,7 @@ def _spread(values: list[Any], mask: list[Any]) -> list[Any]:
     count = sum(mask)
     if len(values) != count or not count:
         return [None] * len(mask)
-    if all(mask[-count:]):
+    if mask.index(1) == len(mask) - count:
         return [None] * (len(mask) - count) + values
     rest = iter(values)
     return [next(rest) if mark else None for mark in mask]
