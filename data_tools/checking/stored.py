@@ -27,7 +27,7 @@ _COLUMNS = (
     "behavior_logprob",
     "temperature",
 )
-_LEAVE_OUT = "rec collect LOGS --into NEW --map behavior_logprobs=NULL"
+_LEAVE_OUT = 'rec collect LOGS --into NEW --select "SELECT * EXCLUDE (behavior_logprobs) FROM source"'
 
 ZERO_FILLED = Rule(
     "zero_filled",
