@@ -25,6 +25,9 @@ from data_tools.store.views import literal, scan
 MEMORY = "256MB"
 """Of the ledger's database; the rest spills to disk."""
 
+_TOGETHER = 16
+"""Chunks that are inserted at once: an insert costs as much as some thousand rows."""
+
 _SEEN = """CREATE TABLE seen (ordinal BIGINT, log INTEGER, source_row BIGINT, hi UBIGINT, lo UBIGINT,
     content_hi UBIGINT, content_lo UBIGINT, given BOOLEAN, grp UBIGINT, prompt UBIGINT)"""
 
@@ -69,6 +72,7 @@ class Ledger:
         self._con.execute(f"ATTACH {literal(str(self._folder / 'ledger.db'))} AS ledger")
         self._con.execute("USE ledger")
         self._con.execute(_SEEN)
+        self._waiting: list[pa.Table] = []
         self.rows = 0
 
     def __enter__(self) -> "Ledger":
@@ -101,13 +105,21 @@ class Ledger:
                 "prompt": _first_half(rows.table.column("prompt_hash")),
             }
         )
-        self._con.register("_entries", entries)
-        self._con.execute("INSERT INTO seen SELECT * FROM _entries")
-        self._con.unregister("_entries")
+        self._waiting.append(entries)
         self.rows += count
+        if len(self._waiting) >= _TOGETHER:
+            self._insert()
+
+    def _insert(self) -> None:
+        if self._waiting:
+            self._con.register("_entries", pa.concat_tables(self._waiting))
+            self._con.execute("INSERT INTO seen SELECT * FROM _entries")
+            self._con.unregister("_entries")
+            self._waiting.clear()
 
     def settle(self, committed: Sequence[str], erased: Sequence[str]) -> None:
         """Decide about every row, given the Parquet files of rollouts committed before and of erased ids."""
+        self._insert()
         for statement in (
             _REPEATED,
             _WITHIN,

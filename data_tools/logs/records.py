@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import orjson
+
 from data_tools.collecting.ids import digest, record_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.documents import elements
@@ -67,16 +69,30 @@ def blocks(log: Log) -> Iterator[Block]:
 
 def json_block(lines: LineBlock) -> Block:
     """Parse lines of JSON; empty lines are no records."""
-    block = Block()
-    for row, raw in enumerate(lines.lines, lines.first):
-        line = raw.strip()
-        if line:
+    numbered = [(row, line) for row, raw in enumerate(lines.lines, lines.first) if (line := raw.strip())]
+    block = _clean_block(numbered)
+    if block is None:
+        block = Block()
+        for row, line in numbered:
             _add_line(block, row, line)
     for row, size in lines.oversized.items():
         block.refuse(Reject(row, "line_too_long", f"{size} bytes"))
     if lines.torn:
         block.refuse(Reject(lines.first + len(lines.lines), "torn_archive", lines.torn))
     return block
+
+
+def _clean_block(lines: list[tuple[int, bytes]]) -> Block | None:
+    """The block of lines that all are good records; None where one is not."""
+    try:
+        records = [orjson.loads(line) for _, line in lines]
+    except orjson.JSONDecodeError:
+        return None
+    if not set(map(type, records)) <= {dict, list}:
+        return None
+    raws = [line for _, line in lines]
+    rows = [row for row, _ in lines]
+    return Block(rows, records, list(map(record_digest, raws)), raws, input_rows=len(rows))
 
 
 def _add_line(block: Block, row: int, line: bytes) -> None:
