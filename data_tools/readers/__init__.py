@@ -9,6 +9,7 @@ from data_tools.logs.records import samples
 from data_tools.readers.areal import ArealReader
 from data_tools.readers.base import Reader
 from data_tools.readers.columnar import RollReader, SwiftReader
+from data_tools.readers.helicone import HeliconeReader
 from data_tools.readers.hf_sets import (
     Gsm8kSolutionsReader,
     HelpSteer2Reader,
@@ -17,12 +18,15 @@ from data_tools.readers.hf_sets import (
     UltraFeedbackReader,
 )
 from data_tools.readers.langfuse import LangfuseReader
+from data_tools.readers.langsmith import LangSmithReader
 from data_tools.readers.litellm import LiteLLMReader
 from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.openai_batch import BatchReader
 from data_tools.readers.openai_finetune import FinetuneReader
 from data_tools.readers.openai_stored import StoredReader
+from data_tools.readers.otel import OtelReader
+from data_tools.readers.phoenix import PhoenixReader
 from data_tools.readers.prime_rl import TokenExportReader
 from data_tools.readers.rllm import RllmReader
 from data_tools.readers.rows import RowsReader
@@ -36,6 +40,7 @@ from data_tools.readers.verifiers import VerifiersReader
 from data_tools.readers.verifiers_traces import TracesReader
 from data_tools.readers.verl import VerlReader
 from data_tools.readers.vllm import VllmReader
+from data_tools.readers.weave import WeaveReader
 
 READERS: tuple[Reader, ...] = (
     TrinityReader(),
@@ -48,6 +53,11 @@ READERS: tuple[Reader, ...] = (
     LiteLLMReader(),
     LangfuseReader(),
     StreamReader(),
+    LangSmithReader(),
+    WeaveReader(),
+    HeliconeReader(),
+    OtelReader(),
+    PhoenixReader(),
     BatchReader(),
     FinetuneReader(),
     StoredReader(),

@@ -10,7 +10,7 @@ from typing import Any
 from data_tools.collecting.prompts import is_chat, is_text, text_of
 from data_tools.collecting.reasons import Refused
 from data_tools.logs.jsontext import dump
-from data_tools.readers.exchange import Object, decoded
+from data_tools.readers.exchange import Object, decoded, failure
 
 NO_ANSWER = "there is no response in the record"
 
@@ -18,10 +18,10 @@ Answer = tuple[Object, list[Any]]
 """A response: its body without the choices, and the choices."""
 
 
-def answer(logged: Any) -> Answer:
+def answer(logged: Any, *, structured: bool = False) -> Answer:
     """The response in a logged value; raises Refused where there is none.
 
-    Whatever has none of the forms is the text that the model wrote, JSON or not.
+    `structured` says that an object of no API's form is what the model wrote, as JSON.
     """
     value = decoded(logged)
     if value in (None, "", {}, []):
@@ -30,6 +30,11 @@ def answer(logged: Any) -> Answer:
         found = _of_body(value)
         if found is not None:
             return found
+        failed = failure({"error": value.get("error")})
+        if failed:
+            raise Refused("failed_call", failed)
+        if not structured and (isinstance(logged, dict) or "object" in value):
+            raise Refused("no_response", f"a body of no completion, with {', '.join(list(value)[:6])}")
     if is_chat(value):
         turns = [message for message in value if message["role"] == "assistant"]
         alone = len(turns) == len(value)

@@ -52,10 +52,6 @@ class LangfuseReader(TracedReader):
         order = sorted((log for log in logs if log not in traces), key=lambda log: kinds[log] == {"score"})
         return super().plan(order)
 
-    def is_score(self, record: Any) -> bool:
-        """Whether a record is a score."""
-        return _kind(_named(record)) == "score"
-
     def kept_scores(self, record: Any) -> Iterable[Score]:
         """Yield the score that a record is."""
         fields = _named(record)
@@ -79,10 +75,13 @@ class LangfuseReader(TracedReader):
             is_call = kind == "trace" or fields.get("type") == "GENERATION"
             yield Member(identity, trace, is_call, not fields.get("parent_observation_id"))
 
-    def calls(self, record: Any) -> Iterator[Call | Refused | Passed]:
-        """Yield the call that an observation or trace is."""
+    def calls(self, record: Any) -> Iterator[Call | Score | Refused | Passed]:
+        """Yield the call that an observation or trace is, or the score."""
         fields = _named(record)
         kind = _kind(fields)
+        if kind == "score":
+            yield from self.kept_scores(record)
+            return
         if kind is None or (kind == "observation" and fields["type"] != "GENERATION"):
             yield Passed(NOT_A_CALL)
             return
@@ -90,7 +89,7 @@ class LangfuseReader(TracedReader):
             raise Refused("failed_call", str(fields.get("status_message") or "level ERROR"))
         parameters = decoded(fields.get("model_parameters"))
         request = {**(parameters if isinstance(parameters, dict) else {}), **asked(fields.get("input"))}
-        body, choices = answer(fields.get("output"))
+        body, choices = answer(fields.get("output"), structured=True)
         metadata = decoded(fields.get("metadata"))
         columns = own_columns(metadata) | {
             "run": fields.get("project_id") or self.name,

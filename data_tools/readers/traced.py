@@ -46,8 +46,8 @@ class TracedReader(RecordReader):
     """A line without any of these holds no score; looking for scores passes over it."""
 
     @abstractmethod
-    def calls(self, record: Any) -> Iterator[Call | Refused | Passed]:
-        """Yield the calls of a record that is not all scores."""
+    def calls(self, record: Any) -> Iterator["Call | Score | Refused | Passed"]:
+        """Yield the calls of a record, and each score that it holds of something in another one."""
 
     def own_scores(self, record: Any) -> Iterable[Score]:
         """Yield the scores that stand in the record of their response."""
@@ -60,10 +60,6 @@ class TracedReader(RecordReader):
     def members(self, record: Any) -> Iterable[Member]:
         """Yield the ids of the responses of a record, and of those spans that stand for their whole trace."""
         return ()
-
-    def is_score(self, record: Any) -> bool:
-        """Whether a record is nothing but scores of others."""
-        return False
 
     def plan(self, logs: Sequence[Log]) -> list[Log]:
         """Find the scores of all logs, and what they judge; files of scores come behind the calls."""
@@ -104,20 +100,23 @@ class TracedReader(RecordReader):
         if not isinstance(record, dict):
             raise Refused("not_an_object", f"a {type(record).__name__}")
         book: ScoreBook = log.shared
-        if self.is_score(record):
-            yield _of_score_record(list(self.kept_scores(record)), book)
-            return
-        for call in self.calls(record):
-            if isinstance(call, Call):
-                yield from _responses(call, book)
+        nothing = True
+        for found in self.calls(record):
+            nothing = False
+            if isinstance(found, Call):
+                yield from _responses(found, book)
+            elif isinstance(found, Score):
+                yield _outcome(found, book)
             else:
-                yield call
+                yield found
+        if nothing:
+            yield Passed(NOT_A_CALL)
 
 
-def _of_score_record(scores: list[Score], book: ScoreBook) -> Passed | Refused:
-    if any(map(book.is_joined, scores)):
+def _outcome(score: Score, book: ScoreBook) -> Passed | Refused:
+    if book.is_joined(score):
         return Passed(JOINED)
-    of = ", ".join(dict.fromkeys(score.of for score in scores if score.of)) or "nothing"
+    of = score.of or "nothing"
     return Refused("unmatched_score", f"a score of {of}, which is no response collected with it")
 
 
@@ -125,6 +124,7 @@ def _responses(call: Call, book: ScoreBook) -> Iterator[Row]:
     """The choices of a call with the columns that the platform gives and the reward that its scores make."""
     kept = book.scores_of(call.id) if call.id else []
     verdict = book.verdict([*call.scores, *kept])
+    notes = [note for note in verdict.notes if note != CHOSEN or len(call.choices) == 1]
     around = {"response_id": call.id, "reward": verdict.reward, **call.columns}
     around = {name: value for name, value in around.items() if value not in (None, "")}
     if "policy_version" in around:
@@ -136,7 +136,7 @@ def _responses(call: Call, book: ScoreBook) -> Iterator[Row]:
             if isinstance(row, Refused):
                 yield row
                 continue
-            told = {"flags": [*row["flags"], *verdict.flags], "notes": verdict.notes}
+            told = {"flags": [*row["flags"], *verdict.flags], "notes": notes}
             yield {**row, **told, "content": _content(row) if call.id else None}
     except Refused as refused:
         yield refused
