@@ -25,6 +25,7 @@ from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.openai_batch import BatchReader
 from data_tools.readers.openai_finetune import FinetuneReader
 from data_tools.readers.openai_stored import StoredReader
+from data_tools.readers.openrlhf import OpenRLHFReader
 from data_tools.readers.otel import OtelReader
 from data_tools.readers.phoenix import PhoenixReader
 from data_tools.readers.prime_rl import TokenExportReader
@@ -75,6 +76,7 @@ READERS: tuple[Reader, ...] = (
     UltraFeedbackReader(),
     HelpSteer2Reader(),
     Gsm8kSolutionsReader(),
+    OpenRLHFReader(),
     RowsReader(),
 )
 """The most particular format first; plain rows, which need only names that say what they are, last."""
