@@ -77,7 +77,7 @@ _DUPLICATE_IDS = f"""SELECT coalesce(sum(n - 1), 0)::BIGINT, min(id, {EXAMPLES})
     SELECT response_id AS id, count(*) AS n, max(file) AS file FROM checked GROUP BY ALL HAVING n > 1)"""
 
 _DUPLICATES = f"""SELECT coalesce(sum(n - 1), 0)::BIGINT, min(id, {EXAMPLES}) FROM (
-    SELECT count(DISTINCT response_id) AS n, max(response_id) AS id FROM checked
+    SELECT count(*) AS n, max(response_id) AS id FROM checked
     WHERE temperature IS DISTINCT FROM 0
         AND coalesce(behavior_logprob < {IMPROBABLE}, length(response) > {LONG_RESPONSE})
     GROUP BY prompt_hash, md5(response), policy, policy_version HAVING n > 1)"""
