@@ -24,6 +24,7 @@ REASONS = {
     "bad_mask": "the loss mask does not fit the response ids, so which tokens the policy produced is unknown",
     "id_conflict": "another record of this log gave the same response id with other content",
     "erased": "the response was deleted from this dataset by `rec delete`",
+    "not_sampled": "the task scores given texts (a log-likelihood task): no response was sampled",
     "failed_call": "the call failed, so there is no response",
     "cache_hit": "the response came from a cache: no draw of its own",
     "truncated_by_proxy": "the log's writer cut the middle out of a long text: what is left is no response",
@@ -58,6 +59,8 @@ NOTES = {
     "joined_score": "a score was joined to its response",
     "not_a_rollout": "the record is a summary or metadata of rollouts, none itself: it was passed over",
     "unfinished_export": "the folder has no STABLE file yet: more may be written, so collect it again later",
+    "merged_filter": "the record holds responses of another record again, judged under another filter: its "
+    "scores are in `extra` there",
     "several_prompts": "a group, by the log's own key, holds prompts that differ; the key wins",
 }
 """Note codes: the row is in the dataset, but something about it was changed, converted or left out."""

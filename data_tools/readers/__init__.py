@@ -20,6 +20,7 @@ from data_tools.readers.hf_sets import (
 from data_tools.readers.langfuse import LangfuseReader
 from data_tools.readers.langsmith import LangSmithReader
 from data_tools.readers.litellm import LiteLLMReader
+from data_tools.readers.lm_eval import LmEvalReader
 from data_tools.readers.nemo_rl import NemoRLReader
 from data_tools.readers.openai import OpenAIReader
 from data_tools.readers.openai_batch import BatchReader
@@ -49,6 +50,7 @@ READERS: tuple[Reader, ...] = (
     TokenExportReader(),
     VerifiersReader(),
     RllmReader(),
+    LmEvalReader(),
     SglangReader(),
     TgiReader(),
     LiteLLMReader(),

@@ -35,6 +35,11 @@ FILES = {
     "vllm": CALLS,
     "sglang": ["sglang_generate.jsonl", "sglang_generate_n2_array.jsonl"],
     "tgi": ["tgi_generate_details.jsonl"],
+    "openai-batch": ["openai_batch_output.jsonl", "openai_batch_errors.jsonl", "openai_batch_input.jsonl"],
+    "openai-finetune": [f"openai_finetune_{kind}.jsonl" for kind in ("sft", "preference", "reinforcement")],
+    "openai-stored": ["openai_stored_completions_list.json"],
+    "openrlhf": ["openrlhf_generate_vllm.jsonl", "openrlhf_rm_scored.jsonl"],
+    "lm-eval": [f"lm_eval/samples_{task}_2026-01-05T12-00-00.000000.jsonl" for task in ("jars", "choice")],
     "trinity": ["trinity/trinity_experience.jsonl"],
     "verifiers": [
         f"verifiers/{name}/results.jsonl" for name in ("verifiers_eval", "verifiers_eval_state_columns")
@@ -85,9 +90,15 @@ def records_of(path):
 RECORDS = {
     name: [record for file in files for record in records_of(CASES / file)] for name, files in FILES.items()
 }
+# Some samples lack the requests, without which nothing is kept: they stand in other logs, or nowhere.
 ASKED = {"text": "Say yes.", "inputs": "Say yes.", "sampling_params": {"temperature": 0.5}}
-for engine in ("sglang", "tgi"):  # their samples lack the requests, without which nothing is kept
+MESSAGES = [{"role": "user", "content": "Say yes."}]
+for engine in ("sglang", "tgi"):
     RECORDS[engine] = [{"request": ASKED, "response": response} for response in RECORDS[engine]]
+RECORDS["openai-batch"] = [{"request": {"messages": MESSAGES}, **line} for line in RECORDS["openai-batch"]]
+RECORDS["openai-stored"] = [
+    {**completion, "messages": MESSAGES} for page in RECORDS["openai-stored"] for completion in page["data"]
+]
 STRANGE = st.sampled_from(
     [
         None,
@@ -186,7 +197,7 @@ def test_mutated_records_are_counted_and_nothing_is_invented(name, data):
     for chunk in reader.chunks(log):
         input_rows += chunk.input_rows
         read = len(chunk.source_row) + len(chunk.rejects)
-        passed += chunk.notes["not_a_call"] + chunk.notes["joined_score"]
+        passed += sum(chunk.notes[note] for note in ("not_a_call", "joined_score", "merged_filter"))
         done = process(chunk, scope, Settings())
         rows = done.rows.table.to_pylist()
         assert len(rows) + len(done.rejects) == read
