@@ -44,6 +44,8 @@ ROLLOUTS = pa.schema(
         pa.field("n_prompt_tokens", pa.int32()),
         pa.field("n_tokens", pa.int32()),
         pa.field("behavior_logprob", pa.float64()),
+        # What near-identical prompts share (clusters.py); null where the writer knew of none.
+        pa.field("prompt_cluster", pa.string()),
     ]
 )
 """`n_prompt_tokens`, `n_tokens`: lengths of `prompt_ids`, `response_ids` (null without ids).

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_tools.collecting import ids
+from data_tools.collecting.clusters import prompt_cluster
 from data_tools.collecting.prompts import canonical_json, canonical_prompt
 from data_tools.collecting.ragged import Bools
 from data_tools.collecting.reasons import Notes, Refused
@@ -59,7 +60,7 @@ def identify(
     """Make the rows of the schema ROLLOUTS out of those that the rules kept."""
     refused = dict(judged.refused)
     texts = _extra_texts(extra, refused)
-    hashes = _prompt_hashes(judged, refused)
+    hashes, clusters = _prompt_hashes(judged, refused)
     keep = [row for row in range(len(contents)) if row not in refused]
     columns, keys = _chosen(judged.rows, keep, len(contents)), _chosen(judged.keys, keep, len(contents))
     given, grouped = (_present(keys[name]) for name in ("response_id", "group_id"))
@@ -72,6 +73,7 @@ def identify(
         "response_id": pa.array([base.hex() for base in bases], pa.string()),
         "group_id": pa.array(_group_ids(scope, scopes, own_groups, kept_hashes), pa.string()),
         "prompt_hash": pa.array(kept_hashes, pa.string()),
+        "prompt_cluster": pa.array([clusters[row] for row in keep], pa.string()),
         "source_file": pa.repeat(pa.scalar(scope.source_file), len(keep)),
         "source_row": pa.array([source_rows[row] for row in keep], pa.int64()),
         "extra": pa.array([texts[row] for row in keep], pa.string()),
@@ -105,24 +107,27 @@ def _extra_texts(extra: Sequence[dict[str, Any]], refused: dict[int, Refused]) -
     return texts
 
 
-def _prompt_hashes(judged: Judged, refused: dict[int, Refused]) -> list[str]:
-    """Hash of each row's prompt and tools, or of its ids where there is no text; once for siblings."""
+def _prompt_hashes(judged: Judged, refused: dict[int, Refused]) -> tuple[list[str], list[str]]:
+    """Hashes and clusters of the rows: of prompt and tools, or of the ids where there is no text.
+
+    Siblings are looked at once.
+    """
     prompts, tools = judged.rows["prompt"].to_pylist(), judged.rows["tools"].to_pylist()
     token_ids = judged.rows["prompt_ids"]
-    known: dict[tuple[str | None, str | None], str] = {}
-    hashes = []
+    known: dict[tuple[str | None, str | None], tuple[str, str]] = {}
+    made: list[tuple[str, str]] = []
     for row, asked in enumerate(zip(prompts, tools, strict=True)):
         if asked[0] is None:
             ints = np.asarray(token_ids[row].as_py() or [], np.int32)
-            hashes.append(ids.prompt_ids_hash(ints.tobytes()))
+            made.append((ids.prompt_ids_hash(ints.tobytes()),) * 2)
             continue
         try:
             if asked not in known:
-                known[asked] = _prompt_hash(*asked)
+                known[asked] = _prompt_hash(*asked), prompt_cluster(asked[0])
         except Refused as error:
             refused.setdefault(row, error)
-        hashes.append(known.get(asked, ""))
-    return hashes
+        made.append(known.get(asked, ("", "")))
+    return [pair[0] for pair in made], [pair[1] for pair in made]
 
 
 def _prompt_hash(prompt: str, tools: str | None) -> str:

@@ -111,7 +111,8 @@ def _in_place(con: "duckdb.DuckDBPyConnection") -> bool:
 
 
 def _source(storage: Storage, folder: str, batches: list[str]) -> str:
-    return scan([storage.url(f"{folder}/{batch}.parquet") for batch in batches], schema_of(folder))
+    files = [storage.url(f"{folder}/{batch}.parquet") for batch in batches]
+    return scan(files, schema_of(folder), of_any_age=True)
 
 
 def _moved(

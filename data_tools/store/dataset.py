@@ -4,7 +4,7 @@ import contextlib
 import json
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,6 +37,8 @@ class DatasetInfo(BaseModel):
     created: datetime
     holdout: float = Field(ge=0, lt=1)
     salt: str
+    split_by: Literal["prompt_cluster", "prompt_hash"] = "prompt_hash"
+    """Column that the split goes by; fixed for good, as holdout and salt are."""
 
 
 class PolicyCard(BaseModel):
@@ -93,7 +95,13 @@ class StoredDataset(Queryable):
             newest = self._newest_versions(con, batches)
             for statement in (
                 views.split_macro(self.info.holdout, self.info.salt),
-                *views.rollouts_view(rollouts, rewards, newest=newest, now=now or datetime.now(UTC)),
+                *views.rollouts_view(
+                    rollouts,
+                    rewards,
+                    newest=newest,
+                    now=now or datetime.now(UTC),
+                    split_by=self.info.split_by,
+                ),
                 views.GROUPS_VIEW,
                 views.rejects_view(rejects),
                 views.policies_view(self._cards()),
@@ -187,7 +195,11 @@ def _create(storage: Storage, holdout: float) -> None:
             f"{storage.root} is not a dataset, and not empty", "choose a new or an empty directory"
         )
     info = DatasetInfo(
-        format_version=FORMAT_VERSION, created=datetime.now(UTC), holdout=holdout, salt=secrets.token_hex(8)
+        format_version=FORMAT_VERSION,
+        created=datetime.now(UTC),
+        holdout=holdout,
+        salt=secrets.token_hex(8),
+        split_by="prompt_cluster",
     )
     try:
         storage.write("rec.json", info.model_dump_json(indent=2).encode() + b"\n", exclusive=True)

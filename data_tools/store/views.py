@@ -25,13 +25,20 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def scan(files: Sequence[str], schema: pa.Schema) -> str:
+def scan(files: Sequence[str], schema: pa.Schema, *, of_any_age: bool = False) -> str:
     """Return the FROM item over Parquet files, with `filename` and `file_row_number`; typed and empty without
     files.
+
+    `of_any_age`: columns that came into the schema after a file was written are null; looks into every file.
     """
-    if files:
-        listed = ", ".join(literal(file) for file in files)
+    listed = ", ".join(literal(file) for file in files)
+    if files and not of_any_age:
         return f"read_parquet([{listed}], filename = true, file_row_number = true)"
+    if files:
+        files_read = (
+            f"read_parquet([{listed}], filename = true, file_row_number = true, union_by_name = true)"
+        )
+        return f"(FROM {scan([], schema)} UNION ALL BY NAME FROM {files_read})"
     columns = [f"CAST(NULL AS {_sql_type(field.type)}) AS {identifier(field.name)}" for field in schema]
     columns += ["CAST(NULL AS VARCHAR) AS filename", "CAST(NULL AS BIGINT) AS file_row_number"]
     return f"(SELECT {', '.join(columns)} WHERE false)"
@@ -55,34 +62,48 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def split_macro(holdout: float, salt: str) -> str:
-    """Return the macro `rec_split(prompt_hash)`: 'train' or 'holdout' by the salted hash alone.
+    """Return the macro `rec_split(key)`: 'train' or 'holdout' by the salted key of a prompt alone.
 
     The first 13 hex digits of md5 are an integer below 2^52, exact as a double, so the share is unbiased and
     any other program can recompute it.
     """
     return (
-        "CREATE OR REPLACE MACRO rec_split(prompt_hash) AS CASE WHEN "
-        f"CAST('0x' || left(md5({literal(salt)} || prompt_hash), 13) AS BIGINT) "
+        "CREATE OR REPLACE MACRO rec_split(key) AS CASE WHEN "
+        f"CAST('0x' || left(md5({literal(salt)} || key), 13) AS BIGINT) "
         f"< {holdout!r} * 4503599627370496.0 "
         "THEN 'holdout' ELSE 'train' END"
     )
 
 
+SPLIT_KEYS = {
+    "prompt_cluster": "coalesce(r.prompt_cluster, r.prompt_hash)",
+    "prompt_hash": "r.prompt_hash",
+}
+"""What the split of a dataset may go by, and the key of a row `r`. The second is that of datasets that were
+made before there were clusters: a change would move prompts that were trained on into the holdout."""
+
+
 def rollouts_view(
-    files: Sequence[str], rewards: Sequence[str], *, newest: Mapping[str, int], now: datetime
+    files: Sequence[str],
+    rewards: Sequence[str],
+    *,
+    newest: Mapping[str, int],
+    now: datetime,
+    split_by: str = "prompt_cluster",
 ) -> list[str]:
     """Return the statements that create `rollouts`, with the later rewards merged in.
 
-    `newest` is the newest version of each policy: staleness counts back from it.
+    `newest` is the newest version of each policy: staleness counts back from it. `split_by` is one of
+    SPLIT_KEYS.
     """
     reward, joins = "r.reward", ""
     if rewards:
         reward = "CASE WHEN l.response_id IS NULL THEN r.reward ELSE l.latest.reward END"
         joins = "LEFT JOIN _later_rewards l ON l.response_id = r.response_id"
     version, join = _newest_version(newest)
-    columns = [
-        f"{reward} AS reward" if name == "reward" else f"r.{identifier(name)}" for name in ROLLOUTS.names
-    ]
+    key = SPLIT_KEYS[split_by]
+    computed = {"reward": f"{reward} AS reward", "prompt_cluster": f"{key} AS prompt_cluster"}
+    columns = [computed.get(name, f"r.{identifier(name)}") for name in ROLLOUTS.names]
     age = f"(epoch(TIMESTAMPTZ {literal(now.isoformat())}) - epoch(r.sampled_at)) / 86400.0"
     return [
         f"CREATE VIEW _rollouts AS SELECT * FROM {scan(files, ROLLOUTS)}",
@@ -90,7 +111,7 @@ def rollouts_view(
         f"""CREATE VIEW rollouts AS SELECT {", ".join(columns)},
             {age} AS age_days,
             {version} - r.policy_version AS staleness,
-            rec_split(r.prompt_hash) AS split,
+            rec_split({key}) AS split,
             parse_filename(r.filename, true) AS file,
             r.file_row_number AS file_row
         FROM _rollouts r {joins} {join}""",

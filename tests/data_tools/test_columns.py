@@ -13,6 +13,7 @@ def test_every_name_belongs_to_one_column():
 def test_every_column_that_a_log_can_hold_is_a_loose_column():
     made = {
         "prompt_hash",
+        "prompt_cluster",
         "source_file",
         "source_row",
         "extra",
