@@ -212,5 +212,5 @@ def _is_failure(status: Any) -> bool:
     if isinstance(status, str):
         if status.strip().lower() in ("failure", "failed", "error"):
             return True
-        status = int(status) if status.strip().isdecimal() else None
+        status = int(status) if status.strip().removeprefix("-").isdecimal() else None
     return isinstance(status, int) and not isinstance(status, bool) and (status >= 400 or status < 0)

@@ -14,7 +14,7 @@ from data_tools.readers.message_parts import chat_of_parts, system_of_parts
 CALLS = ("chat", "text_completion", "generate_content", "completion")
 """Operations that ask a model for a text; those of agents and tools repeat what is in these."""
 
-SPOKEN = (
+CONTENT = (
     "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.prompt",
     "gen_ai.completion", "gen_ai.tool.definitions",
 )  # fmt: skip
@@ -30,7 +30,7 @@ _TOOL_CALL = re.compile(r"tool_calls\.(\d+)\.(id|name|arguments)")
 _SPOKEN = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
-def is_call(attributes: Object) -> bool:
+def is_genai_call(attributes: Object) -> bool:
     """Whether attributes are those of a call of a model."""
     operation = attributes.get("gen_ai.operation.name") or attributes.get("llm.request.type")
     if operation is not None:
@@ -38,7 +38,7 @@ def is_call(attributes: Object) -> bool:
     return "gen_ai.request.model" in attributes or "gen_ai.response.model" in attributes
 
 
-def request_of(attributes: Object, events: Events) -> Object:
+def genai_request(attributes: Object, events: Events) -> Object:
     """The request of a call: messages, tools and sampling parameters."""
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLING}
     request["model"] = attributes.get("gen_ai.request.model")
@@ -68,7 +68,7 @@ def _spoken(role: str, body: Object) -> Object:
     return message | ({"tool_call_id": known["id"]} if role == "tool" and known.get("id") else {})
 
 
-def choices_of(attributes: Object, events: Events) -> list[Object]:
+def genai_choices(attributes: Object, events: Events) -> list[Object]:
     """The choices of a call; [] if it holds none."""
     reasons = decoded(attributes.get("gen_ai.response.finish_reasons"))
     ends = reasons if isinstance(reasons, list) else [reasons]

@@ -13,12 +13,14 @@ from data_tools.readers.bodies import answer, asked
 from data_tools.readers.exchange import decoded, failure
 from data_tools.readers.traced import Call, TracedReader, other_fields, own_columns
 
-CUT, REDACTED = "litellm_truncated", "redacted-by-litellm"
+MARKS = {"litellm_truncated": "truncated_by_proxy", "redacted-by-litellm": "redacted"}
+"""What the proxy writes where it cut a long text in the middle or took a text out: why that is refused."""
+
 USED = (
     "messages", "response", "proxy_server_request", "model_parameters", "startTime", "status", "error_str",
     "cache_hit", "model",
 )  # fmt: skip
-_NOT_LOOKED_AT = ("logprobs", "tools")
+_NOT_LOOKED_AT = ("logprobs", "tools", "usage")
 
 
 class LiteLLMReader(TracedReader):
@@ -43,9 +45,9 @@ class LiteLLMReader(TracedReader):
         request = _request(record)
         _refuse_failed(record)
         response = decoded(record.get("response"))
-        for mark, reason in ((CUT, "truncated_by_proxy"), (REDACTED, "redacted")):
-            if _holds(mark, [request, response]):
-                raise Refused(reason, f"a text holds {mark}")
+        mark = _mark_in([request, response])
+        if mark:
+            raise Refused(MARKS[mark], f"a text holds {mark}")
         body, choices = answer(record.get("response"))
         metadata = decoded(record.get("metadata"))
         tagged = metadata if isinstance(metadata, dict) else {}
@@ -90,12 +92,12 @@ def _refuse_failed(record: Any) -> None:
         raise Refused("cache_hit")
 
 
-def _holds(mark: str, value: Any) -> bool:
-    """Whether a text anywhere in what was asked or answered holds a mark."""
+def _mark_in(value: Any) -> str | None:
+    """The mark of the proxy in a text anywhere in what was asked or answered; None if there is none."""
     if isinstance(value, str):
-        return mark in value
-    if isinstance(value, list):
-        return any(_holds(mark, item) for item in value)
+        return next((mark for mark in MARKS if mark in value), None)
     if isinstance(value, dict):
-        return any(_holds(mark, item) for name, item in value.items() if name not in _NOT_LOOKED_AT)
-    return False
+        value = [item for name, item in value.items() if name not in _NOT_LOOKED_AT]
+    if not isinstance(value, list):
+        return None
+    return next((mark for item in value if (mark := _mark_in(item))), None)

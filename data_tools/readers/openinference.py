@@ -6,9 +6,9 @@ from typing import Any
 from data_tools.readers.bodies import answer, asked
 from data_tools.readers.exchange import Object, decoded
 
-KIND = "openinference.span.kind"
-CONTENT = ("llm.input_messages", "llm.output_messages", "llm.prompts", "llm.choices", "llm.tools")
-SPOKEN = (*CONTENT, "input.value", "output.value", "llm.invocation_parameters")
+SPAN_KIND = "openinference.span.kind"
+_MESSAGES = ("llm.input_messages", "llm.output_messages", "llm.prompts", "llm.choices", "llm.tools")
+SPAN_CONTENT = (*_MESSAGES, "input.value", "output.value", "llm.invocation_parameters")
 
 
 def tree(attributes: Mapping[str, Any]) -> Object:
@@ -53,7 +53,7 @@ def inner(node: Any, *path: str) -> Any:
     return node
 
 
-def request_of(attributes: Object) -> Object:
+def span_request(attributes: Object) -> Object:
     """The request: messages or prompts, tools and invocation parameters."""
     parameters = decoded(inner(attributes, "llm", "invocation_parameters"))
     request: Object = dict(parameters) if isinstance(parameters, dict) else {}
@@ -74,7 +74,7 @@ def request_of(attributes: Object) -> Object:
     return request | ({"model": model} if model else {})
 
 
-def choices_of(attributes: Object) -> list[Any]:
+def span_choices(attributes: Object) -> list[Any]:
     """The responses; [] if there are none. One finish reason is that of a single response."""
     messages = [_message(item) for item in items(inner(attributes, "llm", "output_messages"))]
     texts = [inner(item, "completion", "text") for item in items(inner(attributes, "llm", "choices"))]

@@ -6,10 +6,17 @@ A record holds many spans. Evaluations are events of a span, or log records that
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from data_tools.readers import genai_spans, openinference
 from data_tools.readers.base import Carries, Log, Passed, Refused
 from data_tools.readers.exchange import Object
-from data_tools.readers.genai_spans import EVALUATION, Events
+from data_tools.readers.genai_spans import (
+    CONTENT,
+    EVALUATION,
+    Events,
+    genai_choices,
+    genai_request,
+    is_genai_call,
+)
+from data_tools.readers.openinference import SPAN_CONTENT, SPAN_KIND, span_choices, span_request, tree
 from data_tools.readers.scores import Member, Score
 from data_tools.readers.traced import NOT_A_CALL, Call, TracedReader, own_columns
 
@@ -77,14 +84,14 @@ class OtelReader(TracedReader):
             raise Refused(
                 "failed_call", str(status.get("message") or attributes.get("error.type") or "error")
             )
-        if openinference.KIND in attributes:
-            about = openinference.tree(attributes)
-            request, choices = openinference.request_of(about), openinference.choices_of(about)
-            spoken: tuple[str, ...] = openinference.SPOKEN
+        if SPAN_KIND in attributes:
+            about = tree(attributes)
+            request, choices = span_request(about), span_choices(about)
+            spoken: tuple[str, ...] = SPAN_CONTENT
         else:
             said = _with_details(attributes, events)
-            request, choices = genai_spans.request_of(said, events), genai_spans.choices_of(said, events)
-            spoken = genai_spans.SPOKEN
+            request, choices = genai_request(said, events), genai_choices(said, events)
+            spoken = CONTENT
         if not choices:
             raise Refused("no_response", "the span has no content: recording it is opt-in")
         columns = own_columns(attributes) | {"run": self.name, "sampled_at": _time(span)}
@@ -161,7 +168,7 @@ def _with_details(attributes: Object, events: Events) -> Object:
     made = dict(attributes)
     for name, body in events:
         if name != EVALUATION:
-            made |= {key: value for key, value in body.items() if key.startswith(genai_spans.SPOKEN)}
+            made |= {key: value for key, value in body.items() if key.startswith(CONTENT)}
     return made
 
 
@@ -171,8 +178,8 @@ def _event_name(logged: Object) -> Any:
 
 def _is_call(span: Object) -> bool:
     attributes = _attributes(span)
-    kind = attributes.get(openinference.KIND)
-    return kind == "LLM" if kind is not None else genai_spans.is_call(attributes)
+    kind = attributes.get(SPAN_KIND)
+    return kind == "LLM" if kind is not None else is_genai_call(attributes)
 
 
 def _evaluations(span: Object) -> Iterator[Score]:

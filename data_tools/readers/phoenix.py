@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from data_tools.readers import openinference
 from data_tools.readers.base import Carries, Log, Passed, Refused
 from data_tools.readers.exchange import Object, decoded
-from data_tools.readers.openinference import KIND, SPOKEN, inner
+from data_tools.readers.openinference import SPAN_CONTENT, SPAN_KIND, inner, span_choices, span_request, tree
 from data_tools.readers.scores import Member, Score
 from data_tools.readers.traced import NOT_A_CALL, Call, TracedReader, other_fields, own_columns
 
 OF_ANNOTATION = {"span_id", "trace_id"}
-USED = ("attributes", "start_time", "status_code")
+USED = ("attributes", "start_time", "status_code", "context", "context.span_id", "context.trace_id")
 _PREFIX = "attributes."
 
 
@@ -68,18 +67,18 @@ class PhoenixReader(TracedReader):
             raise Refused("failed_call", str(record.get("status_message") or "status ERROR"))
         span, trace = _ids(record)
         attributes = _attributes(record)
-        about = openinference.tree(attributes)
-        choices = openinference.choices_of(about)
+        about = tree(attributes)
+        choices = span_choices(about)
         if not choices:
             raise Refused("no_response", "the span has no output")
         columns = own_columns(decoded(inner(about, "metadata"))) | {
             "run": self.name,
             "sampled_at": record.get("start_time"),
         }
-        kept = {name: value for name, value in attributes.items() if not name.startswith(SPOKEN)}
+        kept = {name: value for name, value in attributes.items() if not name.startswith(SPAN_CONTENT)}
         outer = {name: value for name, value in record.items() if not name.startswith(_PREFIX)}
-        rest = {"trace_id": trace, **other_fields(outer, (*USED, "context.trace_id")), **kept}
-        yield Call(span, openinference.request_of(about), {}, choices, columns, rest)
+        rest = {"trace_id": trace, "span_id": span, **other_fields(outer, USED), **kept}
+        yield Call(span, span_request(about), {}, choices, columns, rest)
 
 
 def _is_span(record: Any) -> bool:
@@ -115,5 +114,5 @@ def _attributes(record: Object) -> Object:
 def _kind(record: Object) -> str:
     kind = record.get("span_kind")
     if not kind or kind == "UNKNOWN":
-        kind = inner(openinference.tree(_attributes(record)), *KIND.split("."))
+        kind = inner(tree(_attributes(record)), *SPAN_KIND.split("."))
     return str(kind).upper()

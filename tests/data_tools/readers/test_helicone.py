@@ -82,6 +82,7 @@ def test_bodies_of_other_apis_are_read():
         ("no_response", {"response_body": None}),
         ("failed_call", {"response_body": {"error": {"message": "overloaded"}}}),
         ("failed_call", {"response_status": -3, "response_body": None}),
+        ("failed_call", {"response_status": "-3", "response_body": None}),
         ("cache_hit", {"cache_reference_id": "7c9e6679-7425-40de-944b-e07fc1f90ae7"}),
         ("no_response", {"response_body": {"object": "list", "data": []}}),
         ("no_prompt", {"request_body": None}),

@@ -1,5 +1,6 @@
 """Langfuse: observations, traces and the scores beside them. Values by hand."""
 
+import csv
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_generations_are_rows_and_scores_of_a_folder_are_joined_to_them(tmp_path
     assert json.loads(tool["extra"])["scores"] == {"note": "fine answer", "thumbs": 1.0, "tone": "good"}
     assert json.loads(tool["extra"])["tags"] == ["g1"]
     assert collected(tmp_path, LANGFUSE).total.kept == 0
+
+
+def test_exports_as_csv_say_the_same(tmp_path):
+    for path in (OBSERVATIONS, SCORES):
+        records = [json.loads(line) for line in path.read_bytes().splitlines()]
+        with (tmp_path / f"{path.stem}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, records[0])
+            writer.writeheader()
+            texts = [{key: as_text(value) for key, value in record.items()} for record in records]
+            writer.writerows(texts)
+    collected(tmp_path, *tmp_path.glob("*.csv"))
+    rows = rollouts(tmp_path)
+    assert [(row["reward"], row["policy_version"]) for row in rows] == [(1.0, 12), (0.0, 12), (None, 12)]
+    assert [json.loads(row["prompt"]) for row in rows[:2]] == [JARS, JARS]
+
+
+def as_text(value):
+    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def test_a_rule_takes_any_score_by_its_name(tmp_path):

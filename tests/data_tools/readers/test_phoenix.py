@@ -60,7 +60,9 @@ def test_spans_are_rows_and_annotations_their_rewards(tmp_path, path, first, fin
     assert (rows[0]["sampled_at"], rows[0]["finish_reason"]) == (first, finish)
     assert rows[0]["temperature"] == pytest.approx(0.7)
     assert rows[0]["policy"] == "demo-model"
-    assert json.loads(rows[0]["extra"])["llm.token_count.total"] == 28
+    extra = json.loads(rows[0]["extra"])
+    assert (extra["trace_id"], extra["span_id"]) == ("0" * 31 + "1", "0" * 15 + "1")
+    assert extra["llm.token_count.total"] == 28
     assert collected(tmp_path, path, ANNOTATIONS).total.kept == 0
 
 
