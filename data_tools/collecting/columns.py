@@ -4,6 +4,7 @@ A *loose* column is what readers hand over: a dataset column, or one of the few 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 ColumnKind = Literal[
@@ -110,6 +111,7 @@ def candidates(fields: Iterable[str]) -> dict[str, list[str]]:
     return {column: names for column, names in found.items() if names}
 
 
+@cache
 def names_of(column: str) -> tuple[str, ...]:
     """Every name of a column, the surest first."""
     return (MAPPED + column, column, *ALIASES[column])

@@ -98,7 +98,8 @@ def _shared(request: Object, body: Object, around: Object) -> tuple[Object, dict
 
 def taken(fields: Object, column: str) -> Any:
     """The value of a column under one of its names, taken out of `fields`; None if there is none."""
-    name = pick(fields, [name for name in names_of(column) if name in fields], column)
+    present = [name for name in names_of(column) if name in fields]
+    name = pick(fields, present, column) if present else None
     return None if name is None else fields.pop(name)
 
 
@@ -145,7 +146,7 @@ def _row(choice: Any, prompt: Prompt, request: Object) -> tuple[Object, Object]:
         raise choice
     if not isinstance(choice, dict):
         raise Refused("bad_record", f"a choice that is no object but {type(choice).__name__}")
-    failed = failure({"error": choice.get("error")})
+    failed = failure({"error": choice["error"]}) if choice.get("error") else ""
     if failed:
         raise Refused("failed_call", failed)
     left = {name: value for name, value in choice.items() if name not in NOT_KEPT}

@@ -36,6 +36,7 @@ USED = (*sorted(OF_SAMPLE), "filter", "metrics")
 _NAME = re.compile(
     r"samples_(?P<task>[^/]+)_(?P<day>\d{4}-\d\d-\d\d)T(?P<time>\d\d-\d\d-\d\d(?:\.\d+)?)\.json"
 )
+_WORD = re.compile(r"\W+")
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
@@ -251,8 +252,8 @@ class _Book:
                 yield place, sample.key, sample.filter, dump([sample.scores, sample.filtered])
 
     def name(self, metric: str, filter: str) -> str:
-        """The name of a score: the metric, with the filter as lm-eval writes it where there are several."""
-        return metric if len({name for _, name in self._pairs}) < 2 else f"{metric},{filter}"
+        """The name of a score: the metric, with the filter where there are several; `--reward` takes it."""
+        return metric if len({name for _, name in self._pairs}) < 2 else _WORD.sub("_", f"{metric}_{filter}")
 
     def judged(self, place: int) -> list[_Judged]:
         """How the responses of a record were judged; nothing if an earlier record gave them already."""

@@ -59,9 +59,15 @@ def _tokens(entries: Any) -> TokenLogprobs | None:
     """Entries [log-prob, id, text or null] of tokens."""
     if not isinstance(entries, list) or not entries:
         return None
-    parts = [entry if isinstance(entry, list) and len(entry) >= 2 else [None, None] for entry in entries]
-    texts = [part[2] if len(part) > 2 else None for part in parts]
-    return TokenLogprobs.of([part[0] for part in parts], texts, [part[1] for part in parts])
+    if set(map(type, entries)) != {list} or set(map(len, entries)) != {3}:
+        entries = [_three(entry) for entry in entries]
+    values, ids, texts = map(list, zip(*entries, strict=True))
+    return TokenLogprobs.of(values, texts, ids)
+
+
+def _three(entry: Any) -> list[Any]:
+    """An entry of any shape as one of three parts."""
+    return [*entry, None, None, None][:3] if isinstance(entry, list) else [None] * 3
 
 
 FORM = NativeForm(

@@ -5,10 +5,12 @@ A stream has no prompt, except where the server returns its ids with the first p
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha1
 from operator import itemgetter
 from typing import Any
 
-from data_tools.collecting.ids import choice_digest, digest, record_digest
+from data_tools.collecting.ids import DIGEST_BYTES, choice_digest, digest, record_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.jsontext import dump
 from data_tools.logs.lines import line_blocks
@@ -32,7 +34,7 @@ _ROWS = 1024
 class _Open:
     row: int
     stream: Stream = field(default_factory=Stream)
-    content: bytes = b""
+    content: Any = field(default_factory=partial(sha1, usedforsecurity=False))
 
 
 class StreamReader(Reader):
@@ -135,7 +137,7 @@ class _Joining:
             self.open[key] = self.open.pop("")  # some servers name a stream only in its second piece
         opened = self.open.pop(key, None) or _Open(row)
         self.open[key] = opened
-        opened.content = digest("piece", opened.content, dump(piece))
+        opened.content.update(dump(piece).encode())
         opened.stream.add(piece)
         if key in self.finished and not piece["choices"] and piece.get("usage"):
             self.close([key])
@@ -154,7 +156,8 @@ class _Joining:
         for key in keys:
             opened = self.open.pop(key)
             self.finished.pop(key, None)
-            self._enter(opened.row, opened.content, opened.stream.body())
+            content = opened.content.digest()[:DIGEST_BYTES]
+            self._enter(opened.row, content, opened.stream.body())
 
     def _enter(self, row: int, content: bytes, body: Any) -> None:
         for choice, values in enumerate(_responses(body)):

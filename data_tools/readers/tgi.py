@@ -5,6 +5,7 @@ those after temperature, top-k and top-p. Special tokens are among the tokens, b
 """
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from data_tools.collecting.reasons import Refused
@@ -16,6 +17,7 @@ from data_tools.readers.token_logprobs import TokenLogprobs, known_ids
 _GREEDY = "greedy"
 """Only a response that was sampled has a seed."""
 
+_PARTS = itemgetter("id", "logprob", "text")
 NOT_KEPT = ("tokens", "prefill", "best_of_sequences", "top_tokens")
 
 
@@ -31,23 +33,29 @@ def _choices(response: Object) -> list[Object]:
 
 
 def _choice(sequence: Object, prompt: list[int] | None) -> Object:
-    tokens = sequence.get("tokens")
-    entries = (
-        [token if isinstance(token, dict) else {} for token in tokens] if isinstance(tokens, list) else []
-    )
     choice = {name: value for name, value in sequence.items() if name not in (*NOT_KEPT, "generated_text")}
     choice |= {"text": sequence.get("generated_text"), "prompt_token_ids": prompt}
     choice[_GREEDY] = "seed" in sequence and sequence["seed"] is None
-    if entries:
-        values, texts = ([entry.get(name) for entry in entries] for name in ("logprob", "text"))
-        choice["logprobs"] = TokenLogprobs.of(values, texts, _ids(entries))
+    tokens = _parts(sequence.get("tokens"))
+    if tokens:
+        ids, values, texts = map(list, zip(*tokens, strict=True))
+        choice["logprobs"] = TokenLogprobs.of(values, texts, ids)
     return choice
 
 
 def _ids(tokens: Any) -> list[int] | None:
+    return known_ids([item for item, _, _ in _parts(tokens)])
+
+
+def _parts(tokens: Any) -> list[tuple[Any, Any, Any]]:
+    """Id, log-prob and text of tokens, None where one lacks them."""
     if not isinstance(tokens, list):
-        return None
-    return known_ids([token.get("id") if isinstance(token, dict) else None for token in tokens])
+        return []
+    try:
+        return list(map(_PARTS, tokens))
+    except (KeyError, TypeError):
+        objects = [token if isinstance(token, dict) else {} for token in tokens]
+        return [(token.get("id"), token.get("logprob"), token.get("text")) for token in objects]
 
 
 FORM = NativeForm(

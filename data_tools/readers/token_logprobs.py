@@ -66,8 +66,7 @@ def token_logprobs(block: Any) -> TokenLogprobs | None:
 
 def known_ids(ids: Any) -> list[int] | None:
     """A list of token ids; None if it is empty or an item is no integer."""
-    known = isinstance(ids, list) and bool(ids) and all(type(item) is int for item in ids)
-    return ids if known else None
+    return ids if isinstance(ids, list) and set(map(type, ids)) == {int} else None
 
 
 def _of_entries(entries: list[Any]) -> TokenLogprobs:
@@ -85,8 +84,7 @@ def _of_lists(block: dict[str, Any]) -> TokenLogprobs:
 
 
 def _texts(tokens: Any) -> list[str] | None:
-    known = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-    return tokens if known else None
+    return tokens if isinstance(tokens, list) and set(map(type, tokens)) <= {str} else None
 
 
 def _offsets(offsets: Any, count: int) -> list[int] | None:

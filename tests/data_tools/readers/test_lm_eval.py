@@ -60,7 +60,7 @@ def test_responses_are_rows_once_however_many_filters_judge_them(tmp_path):
     ] * 4
     assert rows[0]["sampled_at"] == datetime(2026, 1, 5, 12, tzinfo=UTC)
     extra = json.loads(rows[0]["extra"])
-    assert extra["shared_scores"] == {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
+    assert extra["shared_scores"] == {"exact_match_strict_match": 0.0, "exact_match_flexible_extract": 1.0}
     assert extra["filtered_resps"] == {"strict-match": ["[invalid]"], "flexible-extract": ["42"]}
     assert (extra["task"], extra["target"], extra["generation"]["until"]) == ("jars", "42", ["Question:"])
     assert collected(tmp_path, JARS).total.kept == 0
@@ -87,10 +87,10 @@ def test_of_several_scores_none_is_the_reward_until_one_is_named(tmp_path):
     report = collected(tmp_path, log)
     assert (report.total.kept, report.total.notes) == (2, {"merged_filter": 2, "several_scores": 2})
     assert (
-        report.logs[0].details["several_scores"] == "exact_match,flexible-extract, exact_match,strict-match"
+        report.logs[0].details["several_scores"] == "exact_match_flexible_extract, exact_match_strict_match"
     )
     assert [row["reward"] for row in rollouts(tmp_path)] == [None, None]
-    collected(tmp_path / "named", log, reward="(extra->'scores'->>'exact_match,strict-match')::DOUBLE")
+    collected(tmp_path / "named", log, reward="exact_match_strict_match")
     assert [row["reward"] for row in rollouts(tmp_path / "named")] == [1.0, 0.0]
 
 

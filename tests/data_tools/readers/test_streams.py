@@ -1,5 +1,6 @@
 """Streamed responses as event streams and as pieces in JSON lines. Values by hand."""
 
+import copy
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -217,7 +218,7 @@ def mutated(draw):
             inner = [value for value in children(holder) if isinstance(value, dict | list) and value]
             holder = draw(st.sampled_from(inner)) if inner else holder
         key = draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(len(holder))))
-        holder[key] = draw(STRANGE)
+        holder[key] = copy.deepcopy(draw(STRANGE))
     return pieces
 
 
