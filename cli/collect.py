@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from cli.options import command, json_option, key_value, named_reward, text_or_file
-from cli.output import show
+from cli.output import printable, show
 from cli.progress import progress
 
 
@@ -42,6 +42,11 @@ from cli.progress import progress
 @click.option(
     "--holdout", type=float, metavar="SHARE", help="Share of prompts never trained on; for a new dataset."
 )
+@click.option("--redact", is_flag=True, help="Replace personal data before anything is written.")
+@click.option(
+    "--hash-columns", metavar="NAME,...", help="Fields of `extra`, or columns, kept as salted hashes."
+)
+@click.option("--max-response-chars", type=click.IntRange(1), metavar="N", help="Set longer responses aside.")
 @click.option("--dry-run", is_flag=True, help="Read and count, write nothing.")
 @click.option("--strict", is_flag=True, help="Write nothing unless every row can be used.")
 @json_option
@@ -52,6 +57,7 @@ def collect(
     select: str | None,
     mapping: tuple[str, ...],
     reward: str | None,
+    hash_columns: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -61,6 +67,7 @@ def collect(
         rec collect logs/*.jsonl.gz --into DATASET --policy my-model --policy-version 3
         rec collect log.parquet --into DATASET --map reward="score / 10" --map response=answer
         rec collect log.jsonl --into DATASET --select query.sql
+        rec collect traffic/ --into DATASET --redact --hash-columns user_id,metadata.session
         rec collect log.jsonl --into DATASET --reward "(response LIKE '%' || (extra->>'gold'))::INT"
 
     SOURCES are files, folders, globs, URLs, or - for stdin. What was collected before is not collected again.
@@ -76,10 +83,11 @@ def collect(
             select=text_or_file(select, ".sql"),
             map=dict(key_value(text, "--map") for text in mapping),
             reward=named_reward(reward),
+            hash_columns=[name.strip() for name in (hash_columns or "").split(",") if name.strip()],
             progress=bar,
             **options,
         )
     if as_json:
         show(report.to_dict(), as_json)
     else:
-        click.echo("\n".join(report.lines()))
+        click.echo("\n".join(map(printable, report.lines())))

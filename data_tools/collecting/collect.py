@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from data_tools import readers
 from data_tools.collecting.identity import Scope
+from data_tools.collecting.intake import intake
 from data_tools.collecting.ledger import Ledger
 from data_tools.collecting.pipeline import Processed, Settings, process
 from data_tools.collecting.reasons import REASONS, Reject
@@ -60,6 +61,9 @@ def collect(
     run: str | None = None,
     group_size: int | None = None,
     holdout: float | None = None,
+    redact: bool = False,
+    hash_columns: Sequence[str] = (),
+    max_response_chars: int | None = None,
     dry_run: bool = False,
     strict: bool = False,
     progress: Tick | None = None,
@@ -70,14 +74,21 @@ def collect(
     column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
     `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
     `group_size`: that many consecutive lines (responses of one line) are a group, where the log names none.
+    `redact`, `hash_columns`, `max_response_chars`: what is kept out (intake.py).
     `strict`: a DataError at the first reject.
     """
     chosen = _chosen_reader(format, select, map)
-    settings = Settings(policy, policy_version, _reward_rule(reward) if reward else None, group_size)
+    kept_out = intake(redact, hash_columns, max_response_chars)
+    rule = _reward_rule(reward) if reward else None
+    settings = Settings(policy, policy_version, rule, group_size, kept_out)
     report = CollectReport(dry_run=dry_run)
+    if kept_out and kept_out.redactor:
+        report.redaction = kept_out.redactor.means
     with ExitStack() as stack:
         jobs = _jobs(expand(sources, stack), chosen, report)
         dataset = _dataset(into, holdout, dry_run=dry_run)
+        if kept_out and dataset:
+            kept_out.salt = dataset.info.salt
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
@@ -86,6 +97,8 @@ def collect(
         with _rare_garbage_collection():
             for log, reader in jobs:
                 collecting.read(log, reader, run)
+        if kept_out:
+            kept_out.check_names()
         collecting.settle(dataset)
         if writer:
             report.batch = _commit(writer, report)
@@ -231,6 +244,8 @@ class _Collecting:
             self._count(counts, done)
             if self.tick:
                 self.tick(self.rows_read)
+        if self.settings.intake:
+            counts.redacted += self.settings.intake.take_counts()
 
     def _store(self, done: Processed) -> None:
         """Write in the background: compression takes no part of the interpreter, parsing takes all of it.

@@ -15,6 +15,7 @@ from data_tools.logs.jsontext import dump
 from data_tools.readers.base import Chunk
 
 if TYPE_CHECKING:
+    from data_tools.collecting.intake import Intake
     from data_tools.rewards.rules import RewardRule
 
 
@@ -33,6 +34,9 @@ class Settings:
     reward: "RewardRule | None" = None
     group_size: int | None = None
     """How many consecutive responses are a group where the log names none; None: equal prompts are one."""
+
+    intake: "Intake | None" = None
+    """What must not be stored."""
 
     tolerant: bool = False
     """Read every value by itself, as if no column were clean; to test the two ways against each other."""
@@ -59,17 +63,22 @@ def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
         loose.columns["group_id"] = keys
     if settings.reward is not None:
         _set_reward_aside(loose, chunk, settings.reward)
+    if settings.intake is not None:
+        settings.intake.clean(loose, chunk)
     rows = identify(
         judge(loose), scope, contents=chunk.content, source_rows=chunk.source_row, extra=loose.extra
     )
-    rejects = chunk.rejects + [_reject(chunk, row, rows.refused[row]) for row in sorted(rows.refused)]
+    unread, rejects = chunk.rejects, [_reject(chunk, row, rows.refused[row]) for row in sorted(rows.refused)]
+    if settings.intake is not None:
+        unread = [settings.intake.reject(reject) for reject in unread]
+        rejects = [settings.intake.reject(reject, counted=True) for reject in rejects]
     notes = _located(rows.notes, chunk.source_row)
     for code, count in chunk.notes.items():
         if code not in _OF_LOGGED_REWARDS or settings.reward is None:
             notes.add(code, (), count, chunk.details.get(code, ""))
     if settings.reward is not None and rows.table.num_rows:
         notes.merge(_rewarded(rows, settings.reward))
-    return Processed(rows, rejects, notes, chunk.input_rows)
+    return Processed(rows, unread + rejects, notes, chunk.input_rows)
 
 
 def _fill(loose: Typed, settings: Settings) -> None:

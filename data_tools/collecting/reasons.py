@@ -21,6 +21,8 @@ REASONS = {
     "no_response": "neither a response text, message nor response ids",
     "bad_reward": "the reward is a text that could mean several numbers, such as '1,5'",
     "bad_ids": "the token ids are no ids (fractions, negative, beyond int32) and there is no text instead",
+    "too_long": "the response is longer than --max-response-chars allows",
+    "not_redactable": "token ids without their text, which --redact cannot look through",
     "bad_mask": "the loss mask does not fit the response ids, so which tokens the policy produced is unknown",
     "id_conflict": "another record of this log gave the same response id with other content",
     "erased": "the response was deleted from this dataset by `rec delete`",
@@ -66,6 +68,8 @@ NOTES = {
 """Note codes: the row is in the dataset, but something about it was changed, converted or left out."""
 
 FLAGS = {
+    "redacted": "personal data was replaced; where it stood in prompt, tools or response, ids and log-probs "
+    "are of another text: left out",
     "truncated": "the response was cut at the length limit",
     "retokenised": "the ids were made from text, not by the engine: ids and log-probs are left out",
     "bad_ids": "the response ids are no ids; ids and log-probs are left out, the text stays",
@@ -122,7 +126,7 @@ class Refused(Exception):
 
     def at(self, row: int | None, raw: bytes | str = b"") -> Reject:
         """The reject of the record at `row`."""
-        return Reject(row, self.reason, self.detail, raw_text(raw))
+        return Reject(row, self.reason, raw_text(self.detail), raw_text(raw))
 
 
 def raw_text(raw: bytes | str) -> str:

@@ -15,6 +15,7 @@ class LogReport:
     `input_rows` are records of the log; `read` are the rows they gave (more with several responses a record,
     any number with --select), refused ones included. `where` names the first lines of each reject and note,
     `details` what the first of some notes said.
+    `redacted` counts what was replaced, by kind.
     """
 
     source: str
@@ -25,6 +26,7 @@ class LogReport:
     duplicate: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    redacted: Counter[str] = field(default_factory=Counter)
     where: dict[str, list[int]] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
 
@@ -55,6 +57,7 @@ class LogReport:
             "duplicate": self.duplicate,
             "rejected": dict(sorted(self.rejected.items())),
             "notes": dict(sorted(self.notes.items())),
+            "redacted": dict(sorted(self.redacted.items())),
             "where": {code: rows for code, rows in sorted(self.where.items()) if rows},
             "details": dict(sorted(self.details.items())),
         }
@@ -76,6 +79,9 @@ class CollectReport:
 
     dry_run: bool = False
 
+    redaction: str = ""
+    """What personal data was looked for, in words."""
+
     @property
     def total(self) -> LogReport:
         """All logs together."""
@@ -87,6 +93,7 @@ class CollectReport:
             made.duplicate += log.duplicate
             made.rejected += log.rejected
             made.notes += log.notes
+            made.redacted += log.redacted
             made.details = log.details | made.details
         return made
 
@@ -98,6 +105,7 @@ class CollectReport:
             "skipped": self.skipped,
             "companions": self.companions,
             "batch": self.batch,
+            "redaction": self.redaction,
             "dry_run": self.dry_run,
         }
 
@@ -108,15 +116,23 @@ class CollectReport:
             shown.append(_counts(self.total))
         shown += [f"{name}: {what}" for name, what in self.companions.items()]
         shown += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
+        if self.redaction:
+            shown.append(f"looked for {self.redaction}")
         if self.dry_run:
             shown.append("dry run: nothing was written")
         return shown
 
 
 def _log_lines(log: LogReport) -> list[str]:
-    codes = [(f"rejected {code}", code, count) for code, count in sorted(log.rejected.items())]
-    codes += [(code, code, count) for code, count in sorted(log.notes.items())]
-    return [_counts(log), *(_code_line(log, *code) for code in codes)]
+    shown = [_counts(log)]
+    for code, count in sorted(log.rejected.items()):
+        shown.append(_code_line(log, code, count, label=f"rejected {code}", meaning=REASONS.get(code, "")))
+    for code, count in sorted(log.notes.items()):
+        shown.append(_code_line(log, code, count, label=code, meaning=(NOTES | FLAGS).get(code, "")))
+    if log.redacted:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(log.redacted.items()))
+        shown.append(f"  {log.redacted.total()} replaced: {kinds}")
+    return shown
 
 
 def _counts(log: LogReport) -> str:
@@ -128,9 +144,8 @@ def _counts(log: LogReport) -> str:
     )
 
 
-def _code_line(log: LogReport, label: str, code: str, count: int) -> str:
+def _code_line(log: LogReport, code: str, count: int, *, label: str, meaning: str) -> str:
     rows = log.where.get(code, [])
     at = f" (row {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})" if rows else ""
-    meaning = REASONS.get(code) or NOTES.get(code) or FLAGS.get(code, "")
     detail = f" ({log.details[code]})" if code in log.details else ""
     return f"  {count} {label}{at}" + (f": {meaning}" if meaning else "") + detail

@@ -42,6 +42,10 @@ class Log:
     shared: Any = None
     """What a reader found out about logs that are read together (Reader.plan)."""
 
+    def __post_init__(self) -> None:
+        # The name of a file may hold bytes that are no UTF-8, which Python keeps as lone surrogates.
+        self.name = self.name.encode("utf-8", "backslashreplace").decode()
+
     @classmethod
     def at(cls, path: str, name: str | None = None) -> "Log":
         """The log in a local file, under its path or another name."""

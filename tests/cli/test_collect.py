@@ -54,6 +54,23 @@ def test_a_dry_run_counts_and_writes_nothing(run, log, tmp_path):
     assert not (tmp_path / "ds").exists()
 
 
+def test_what_must_not_be_stored_is_kept_out(run, tmp_path):
+    log = tmp_path / "log.jsonl"
+    row = {"prompt": "I am jane@example.com", "response": "Hi", "user_id": 7, "meta": {"session": "s1"}}
+    log.write_text(f"{json.dumps(row)}\n{json.dumps(row | {'response': 'x' * 100})}\n")
+    options = ("--redact", "--hash-columns", "user_id, meta.session", "--max-response-chars", 50)
+    result = run("collect", log, "--into", tmp_path / "ds", *options)
+    assert result.exit_code == 0, result.output
+    assert "2 replaced: 2 email" in result.stdout
+    assert "1 rejected too_long (row 2)" in result.stdout
+    assert "looked for e-mail addresses" in result.stdout
+    query = "SELECT prompt, length(extra->>'user_id') FROM rollouts"
+    assert run("sql", tmp_path / "ds", query, "--format", "csv").stdout.splitlines()[1] == "I am [EMAIL],32"
+    misspelt = run("collect", log, "--into", tmp_path / "ds", "--hash-columns", "usr_id")
+    assert misspelt.exit_code == 2
+    assert "did you mean user_id?" in misspelt.stderr
+
+
 def test_a_select_from_a_file_turns_a_line_into_several_rows(run, tmp_path):
     log = ROOT / "tests" / "cases" / "gsm8k_excerpt.jsonl"
     lines = len(log.read_text().splitlines())
