@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_tools.errors import DataError
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -52,7 +54,7 @@ class Order:
 
     `block_first` [blocks + 1]: the groups of block b are block_first[b] .. block_first[b + 1].
     `priority` [groups]: an epoch visits a group n_groups * priority / sum(priority) times, rounded down or up
-    by systematic resampling; without it, once.
+    by systematic resampling; without it, once. Raises DataError where the priorities sum to 0 or overflow.
     """
 
     def __init__(
@@ -73,6 +75,11 @@ class Order:
         self._priority = priority
         self._mass = None if priority is None else _mass_before(block_first, priority)
         self._total = 1.0 if self._mass is None else float(self._mass[-1])
+        if not 0 < self._total < np.inf:
+            raise DataError(
+                f"the priorities of {self.n_groups} groups sum to {self._total:g}, which no draw can follow",
+                "give a priority of at least 0 whose sum is positive and finite",
+            )
         self._blocks: tuple[int, Ints, Ints] | None = None
         self._cached: tuple[int, int, Ints] | None = None
 
@@ -133,7 +140,8 @@ class Order:
 def _mass_before(first: Ints, priority: Floats) -> Floats:
     """Total priority before each block, [blocks + 1]; one block in memory at a time."""
     totals = (float(np.sum(priority[low:high])) for low, high in itertools.pairwise(first))
-    return np.cumsum([0.0, *totals])
+    with np.errstate(over="ignore"):  # an infinite sum is refused with a message of its own
+        return np.cumsum([0.0, *totals])
 
 
 def share_out(cost: Ints, ranks: int) -> list[Ints]:

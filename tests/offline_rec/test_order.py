@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_tools.errors import DataError
 from offline_rec.data.order import Order, mix, share_out, shuffled
 
 SNAPSHOT = "0123456789abcdef0123"
@@ -109,3 +110,9 @@ def test_ranks_share_every_group_of_a_step_evenly(ranks):
 
 def test_a_rank_may_be_left_without_a_group():
     assert [len(part) for part in share_out(np.array([7], np.int64), 2)] == [1, 0]
+
+
+@pytest.mark.parametrize("priority", [[0.0, 0.0], [1e308, 1e308], [float("nan"), 1.0]])
+def test_priorities_that_no_draw_can_follow_are_refused(priority):
+    with pytest.raises(DataError, match="the priorities of 2 groups sum to"):
+        Order(np.array([0, 2]), snapshot="0" * 64, seed=0, priority=np.array(priority))
