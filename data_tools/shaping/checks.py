@@ -1,5 +1,6 @@
 """What a shaping must fulfil beyond valid SQL: rows are left, and their numbers can be used."""
 
+import math
 from typing import TYPE_CHECKING
 
 from data_tools.errors import DataError
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
 NAMED = 5
 """Rows that an error names."""
 
+LARGEST = 3.4e38
+"""Training computes in 32 bits, in which a larger number is infinite."""
+
 VALID = {
-    "advantage": "isfinite(advantage)",
-    "weight": "isfinite(weight) AND weight >= 0",
-    "priority": "isfinite(priority) AND priority >= 0",
+    "advantage": f"abs(advantage) <= {LARGEST}",
+    "weight": f"weight BETWEEN 0 AND {LARGEST}",
+    "priority": f"priority BETWEEN 0 AND {LARGEST}",
 }
 
 
@@ -44,9 +48,11 @@ def _invalid(
     named = ", ".join(f"{row[0]} ({'null' if row[1] is None else format(row[1], '.6g')})" for row in rows)
     more = ", ..." if int(str(count)) > len(rows) else ""
     plural = "" if count == 1 else "s"
-    bound = "" if column == "advantage" else " of at least 0"
+    wrong = "is not a finite number" + ("" if column == "advantage" else " of at least 0")
+    if all(LARGEST < abs(float(str(row[1] or 0))) < math.inf for row in rows):
+        wrong = f"is too large to train with (beyond {LARGEST:g})"
     subject = "the advantage" if text == "advantage" == column else f"{column} = {text!r}"
-    message = f"{subject} is not a finite number{bound} in {count:,} row{plural}: {named}{more}"
+    message = f"{subject} {wrong} in {count:,} row{plural}: {named}{more}"
     if column == "advantage" and rows[0][2]:
         return DataError(message, "without a reward there is no advantage: set one, as in advantage = 1")
     nulls = _null_columns(con, shaping, column, [str(row[0]) for row in rows if row[1] is None])

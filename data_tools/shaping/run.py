@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from data_tools.shaping.blame import sql_errors_named
-from data_tools.shaping.checks import VALID, check_trajectories, invalid_rows, nothing_left
+from data_tools.shaping.checks import LARGEST, VALID, check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.fields import Shaping, Split
 from data_tools.shaping.macros import prepare
 from data_tools.shaping.statement import compile
@@ -80,7 +80,7 @@ def shape(
 
 def _usable(batch: "pa.RecordBatch", column: str) -> bool:
     values = batch.column(column).to_numpy(zero_copy_only=False)  # null becomes nan
-    return bool(np.isfinite(values).all() and (column == "advantage" or (values >= 0).all()))
+    return bool((np.abs(values) <= LARGEST).all() and (column == "advantage" or (values >= 0).all()))
 
 
 def validate(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from data_tools.errors import DataError
 from data_tools.schema import ROW_GROUP_ROWS
+from data_tools.shaping.checks import LARGEST
 from offline_rec.data.order import Floats, Ints
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class _IndexWriter:
         """Take the next rows."""
         for name, least in (("advantage", -np.inf), ("weight", 0.0), ("priority", 0.0)):
             values = _floats(batch, name)
-            _refuse(batch, name, ~np.isfinite(values) | (values < least))
+            _refuse(batch, name, ~(np.abs(values) <= LARGEST) | (values < least))
         prompt, response = self._admission.token_counts(batch)
         reasons = self._admission.reasons(batch, prompt, response)
         counted = np.bincount(reasons, minlength=len(LEFT_OUT) + 1)[1:]
@@ -216,6 +217,8 @@ class _IndexWriter:
         self._write_groups({name: values[:-1] for name, values in found.items()})
 
     def _write_groups(self, found: dict[str, NDArray[Any]]) -> None:
+        if not len(found["start"]):
+            return
         columns = {
             "start": found["start"],
             "rows": found["rows"].astype(np.int32),

@@ -109,6 +109,7 @@ def test_a_group_cut_by_the_stream_is_still_one(tmp_path, monkeypatch):
     assert cut.take(every).group.tolist() == whole.take(every).group.tolist()
     assert cut.tokens(every).tolist() == whole.tokens(every).tolist() == [25] * 4
     assert cut.priorities().tolist() == whole.priorities().tolist() == [2.0] * 4
+    assert cut.block_first().tolist() == whole.block_first().tolist() == [0, 4]
 
 
 def test_blocks_are_row_groups_with_small_neighbours_joined(tmp_path, monkeypatch):
@@ -120,6 +121,12 @@ def test_blocks_are_row_groups_with_small_neighbours_joined(tmp_path, monkeypatc
     assert small.block_first().tolist() == [0, 2, 4, 6, 7]
 
 
+def test_a_single_group_is_an_index_like_any_other(tmp_path):
+    _, index = build(tmp_path, [row("a0", "a"), row("a1", "a")])
+    assert index.block_first().tolist() == [0, 1]
+    assert index.take(np.array([0])).response_id == ["a0", "a1"]
+
+
 def test_an_empty_selection_gives_an_empty_index(tmp_path):
     counts, index = build(tmp_path, [row("a", "a")], statement=STATEMENT + " WHERE false")
     assert (counts.rows, index.n_rows, index.n_groups) == (0, 0, 0)
@@ -128,7 +135,12 @@ def test_an_empty_selection_gives_an_empty_index(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "value", "message"),
-    [("turn", None, "weight"), ("reward", float("inf"), "advantage"), ("policy_version", -1, "priority")],
+    [
+        ("turn", None, "weight"),
+        ("reward", float("inf"), "advantage"),
+        ("reward", 1e39, "advantage"),
+        ("policy_version", -1, "priority"),
+    ],
 )
 def test_numbers_that_cannot_be_used_are_refused_by_row(tmp_path, column, value, message):
     with pytest.raises(
