@@ -122,7 +122,11 @@ def test_nothing_left_says_which_field_left_nothing():
             "extra is null there",
         ),
         ({"scale": "0"}, "is not a finite number in 2 rows: g0 (-inf)", "scale = '0'"),
-        ({"weight": "1e39"}, "weight = '1e39' is too large to train with (beyond 3.4e+38) in 2 rows", "least"),
+        (
+            {"weight": "1e39"},
+            "weight = '1e39' is too large to train with (beyond 3.4e+38) in 2 rows",
+            "least",
+        ),
         ({"shift": "-1e308"}, "the advantage is too large to train with (beyond 3.4e+38)", "baseline"),
         ({"unrewarded": "keep"}, "the advantage is not a finite number in 1 row: g2 (null)", "advantage = 1"),
     ],
