@@ -27,7 +27,7 @@ class Bar:
         self, done: float, total: float | None = None, numbers: Mapping[str, float] | None = None
     ) -> None:
         """`done` of `total` (None: unknown) of whatever is counted, with numbers to show beside."""
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in (numbers or {}).items())
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in (numbers or {}).items())
         self._drawing.update(self._task, completed=done, total=total, numbers=shown)
 
     def stage(self, phase: str, done: float, total: float | None = None) -> None:
@@ -41,6 +41,10 @@ class Bar:
             click.echo(f"note: {text}", err=True)
         else:
             self._drawing.console.print(f"note: {text}", markup=False, highlight=False)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 @contextmanager
