@@ -6,6 +6,7 @@ are read together, so that a reward means the same in every row.
 """
 
 import sqlite3
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -77,6 +78,7 @@ class ScoreBook:
         self.names: dict[Level, set[str]] = {Level.OWN: set(), Level.TRACE: set()}
         self.holds_any = False
         self._db = sqlite3.connect("")
+        weakref.finalize(self, self._db.close)
         self._db.executescript(
             """PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF; PRAGMA cache_size = -32000;
             CREATE TABLE scores (of_ TEXT, name TEXT, value TEXT, id TEXT, at TEXT);
@@ -172,21 +174,21 @@ UNION ALL SELECT of_, name, value FROM (
     SELECT *, row_number() OVER (PARTITION BY id ORDER BY at DESC, rowid DESC) AS age FROM scores
     WHERE id IS NOT NULL
 ) WHERE age = 1;
-CREATE INDEX members_by_id ON members (id);
-CREATE INDEX members_by_trace ON members (trace) WHERE is_response;
-CREATE TABLE joined AS
-SELECT l.of_, m.id AS response, l.name, l.value, 0 AS level
-FROM latest l JOIN (SELECT DISTINCT id FROM members WHERE is_response) m ON m.id = l.of_;
+CREATE TABLE responses AS SELECT DISTINCT id, trace FROM members WHERE is_response;
+CREATE INDEX responses_by_id ON responses (id);
+CREATE INDEX responses_by_trace ON responses (trace);
+CREATE TABLE roots (id TEXT PRIMARY KEY, trace TEXT);
+INSERT OR IGNORE INTO roots SELECT id, trace FROM members WHERE is_root AND NOT is_response;
+CREATE TABLE traces (trace TEXT PRIMARY KEY, size INT);
+INSERT INTO traces SELECT trace, count(*) FROM responses WHERE trace IS NOT NULL GROUP BY trace;
+CREATE TABLE joined AS SELECT l.of_, r.id AS response, l.name, l.value, 0 AS level
+FROM latest l JOIN responses r ON r.id = l.of_;
 CREATE INDEX joined_by_of ON joined (of_);
-CREATE TABLE traced AS
-SELECT DISTINCT l.rowid AS score, l.of_, l.name, l.value, coalesce(r.trace, l.of_) AS trace
-FROM latest l LEFT JOIN members r ON r.id = l.of_ AND r.is_root AND NOT r.is_response
-WHERE NOT EXISTS (SELECT 1 FROM joined j WHERE j.of_ = l.of_);
-INSERT INTO joined
-SELECT t.of_, m.id, t.name, t.value, CASE WHEN s.size = 1 THEN 1 ELSE 2 END
-FROM traced t
-JOIN (SELECT DISTINCT trace, id FROM members WHERE is_response) m ON m.trace = t.trace
-JOIN (SELECT trace, count(DISTINCT id) AS size FROM members WHERE is_response GROUP BY trace) s
-    ON s.trace = t.trace;
+CREATE TABLE traced AS SELECT l.of_, l.name, l.value, coalesce(r.trace, l.of_) AS trace
+FROM latest l LEFT JOIN roots r ON r.id = l.of_
+WHERE NOT EXISTS (SELECT 1 FROM responses s WHERE s.id = l.of_);
+INSERT INTO joined SELECT l.of_, r.id, l.name, l.value, CASE WHEN t.size = 1 THEN 1 ELSE 2 END
+FROM traced l CROSS JOIN traces t ON t.trace = l.trace CROSS JOIN responses r ON r.trace = l.trace;
 CREATE INDEX joined_by_response ON joined (response);
 """
+"""CROSS JOIN is how SQLite is told the order of a join: each score looks its trace up by an index."""
