@@ -106,12 +106,16 @@ class Admission:
 
 @dataclass
 class IndexCounts:
-    """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out."""
+    """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out.
+
+    `visited` rows have a priority above 0.
+    """
 
     rows: int = 0
     groups: int = 0
     tokens: int = 0
     signal: int = 0
+    visited: int = 0
     left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
 
 
@@ -192,6 +196,7 @@ class _IndexWriter:
         self.counts.groups += int(new.sum())
         self.counts.rows += len(rows)
         self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
+        self.counts.visited += int(np.count_nonzero(_floats(rows, "priority")))
         self.counts.tokens += int((prompt + response).sum())
 
     def _note_groups(self, homes: Ints, new: NDArray[np.bool_], *, tokens: Ints, priority: Floats) -> None:

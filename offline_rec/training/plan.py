@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_tools.errors import ConfigError, DataError
 from data_tools.shaping import Shaping, compile
-from data_tools.shaping.expressions import parse_expression
+from data_tools.shaping.expressions import closed, parse_expression
 from data_tools.store.sql_errors import sql_errors
 from offline_rec.algorithms import Algorithm, algorithm
 from offline_rec.config import FitConfig
@@ -70,7 +70,7 @@ class Plan:
         if where is None:
             return None
         parsed = parse_expression("where", where)
-        return None if parsed.windowed or parsed.text != where else where
+        return None if parsed.windowed or parsed.text != where else closed(where)
 
     def statement(self, config: FitConfig) -> str:
         """The one statement that yields the rows to train on."""

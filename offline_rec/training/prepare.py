@@ -12,6 +12,7 @@ import torch
 import data_tools
 from data_tools import shaping as shapings
 from data_tools.errors import DataError
+from data_tools.shaping.blame import sql_errors_named
 from offline_rec.config import FitConfig
 from offline_rec.data.index import Index
 from offline_rec.data.order import Order
@@ -92,6 +93,9 @@ def lead(engine: Engine, work: Callable[[], None]) -> None:
 def _check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
     with ds.connect(datetime.now(UTC)) as con:
         shapings.prepare(con)
+        with sql_errors_named(con, plan.shaping, config.split):
+            con.execute(f"EXPLAIN {plan.statement(config)}")
+            con.execute(f"SELECT count(*) FROM rollouts WHERE {plan.row_filter or 'true'}")
         check_logprobs(con, plan, config)
         check_guards(con, config)
 

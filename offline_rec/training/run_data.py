@@ -68,7 +68,7 @@ def write_run_data(run: RunData) -> None:
         notes = [*tokens.notes, *remarks(con, plan, config)]
         admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
         train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
-        _check_signal(train)
+        _check_signal(train, plan.shaping)
         heldout = IndexCounts()
         if config.eval_every is not None and config.split == "train":
             heldout = _index(run, con, (plan.judging, "holdout"), HOLDOUT, admission, may_be_empty=True)
@@ -169,11 +169,16 @@ def _all_left_out(counts: IndexCounts) -> DataError | None:
     return DataError(f"no row is left to train on: {said}", way)
 
 
-def _check_signal(counts: IndexCounts) -> None:
+def _check_signal(counts: IndexCounts, shaping: "Shaping") -> None:
     if not counts.signal:
         raise DataError(
             f"there is nothing to learn: the advantage of all {counts.rows} rows is 0",
             "groups of one response need a baseline such as global; in all others the rewards are equal",
+        )
+    if not counts.visited:
+        raise DataError(
+            f"priority = {shaping.priority!r} is 0 in all {counts.rows} rows, so that none is ever visited",
+            "give a number above 0 to the rows whose groups should be",
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_tools.errors import ConfigError
 from offline_rec.config import FitConfig, changed_fields, fit_config, to_yaml
+from offline_rec.data.snapshot import FILE as SNAPSHOT_FILE
 
 CONFIG_FILE = "config.yaml"
 
@@ -21,7 +22,11 @@ def check_folder(config: FitConfig, *, resume: bool) -> None:
     elif folder.is_file():
         raise ConfigError(f"{folder} is a file, not a run directory", "give another --out")
     elif folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} exists already", "go on with it by --resume, or give another --out")
+        raise _taken(folder)
+
+
+def _taken(folder: Path) -> ConfigError:
+    return ConfigError(f"{folder} exists already", "go on with it by --resume, or give another --out")
 
 
 def _check_resume(folder: Path, config: FitConfig) -> None:
@@ -49,15 +54,18 @@ def begun(config: FitConfig) -> Iterator[None]:
     folder = Path(config.out)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        write_config(config)
-        yield
-    except BaseException:
-        if made:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            _clear(folder)
-        raise
+    with held(folder):
+        if (folder / SNAPSHOT_FILE).exists():  # another process was faster
+            raise _taken(folder)
+        try:
+            write_config(config)
+            yield
+        except BaseException:
+            if made:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                _clear(folder)
+            raise
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import data_tools
 from data_tools.errors import ConfigError, DataError
 from offline_rec.training.explain import explain
 from offline_rec.training.fit import fit
+from offline_rec.training.run_folder import begun
 from tests import tiny
 from tests.offline_rec.fitting import config, furthest, records, weights, world
 from tests.offline_rec.logged import dataset, rows
@@ -144,7 +145,12 @@ def test_greedy_rows_need_another_anchor(tmp_path):
     [
         ({"where": "reward > 5"}, "where = 'reward > 5' matches none"),
         ({"where": "rewad > 5"}, "rewad"),
+        ({"where": "'rewad'"}, "where = \"'rewad'\": Could not convert"),
+        ({"where": "error('boom') is null"}, "where = .*: boom"),
+        ({"where": "reward > 5 -- five"}, "where = 'reward > 5 -- five' matches none"),
         ({"weight": "-1"}, "weight"),
+        ({"weight": "1e300"}, "weight = '1e300' is too large"),
+        ({"priority": "0"}, "priority = '0' is 0 in all"),
         ({"weight": "0"}, "no row is left to train on: .* because their weight is 0"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"objective": {"epsilon_lo": 0.1}}, "did you mean 'epsilon_low'"),
@@ -159,6 +165,26 @@ def test_what_cannot_be_fitted_is_refused_and_leaves_nothing(folder, changes, me
     with pytest.raises((ConfigError, DataError), match=message):
         fit(config(folder, "refused").model_copy(update=changes))
     assert not (folder / "refused").exists()
+
+
+def test_all_rows_may_be_one_group(folder):
+    assert fit(config(folder, "one-group", group_by="'all'", steps=1, eval_every=None)).groups == 1
+
+
+def test_of_two_that_begin_in_one_place_the_slower_is_refused_and_changes_nothing(folder):
+    wanted = config(folder, "contested")
+    with begun(wanted):
+        (folder / "contested" / "index").mkdir()
+        with pytest.raises(ConfigError, match="another process is writing"), begun(wanted):
+            pass
+        (folder / "contested" / "snapshot.json").write_text("{}")
+    with pytest.raises(ConfigError, match="contested exists already"), begun(wanted):
+        pass
+    assert {path.name for path in (folder / "contested").iterdir()} == {
+        "config.yaml",
+        "index",
+        "snapshot.json",
+    }
 
 
 def test_a_guard_that_cannot_measure_is_refused(textual):
