@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -16,6 +16,7 @@ import pyarrow as pa
 from data_tools import readers
 from data_tools.collecting.identity import Scope
 from data_tools.collecting.intake import intake
+from data_tools.collecting.known_rejects import KnownRejects
 from data_tools.collecting.ledger import Ledger
 from data_tools.collecting.pipeline import Processed, Settings, process
 from data_tools.collecting.reasons import REASONS, Reject
@@ -92,16 +93,19 @@ def collect(
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
-        known = _KnownRejects(dataset)
+        known = KnownRejects(dataset)
         collecting = _Collecting(ledger, writer, known, settings, report, strict, progress, background)
         with _rare_garbage_collection():
             for log, reader in jobs:
                 collecting.read(log, reader, run)
         if kept_out:
             kept_out.check_names()
-        collecting.settle(dataset)
-        if writer:
-            report.batch = _commit(writer, report)
+        collecting.wait()
+        # Another process may collect the same log: whoever comes second must see what the first committed.
+        with dataset.storage.committing() if dataset and writer else nullcontext():
+            collecting.settle(dataset)
+            if writer:
+                report.batch = _commit(writer, report)
     return report
 
 
@@ -198,33 +202,13 @@ def _forced(source: Source, chosen: Reader) -> Reader | None:
     return chosen if chosen.detect(source.log, samples(source.log)) else None
 
 
-class _KnownRejects:
-    """Rejects that the dataset holds: collecting a log again must not repeat them."""
-
-    def __init__(self, dataset: "StoredDataset | None") -> None:
-        self._dataset = dataset
-        query = "SELECT DISTINCT source_file FROM rejects"
-        self._files = set(dataset.sql(query).column(0).to_pylist()) if dataset else set()
-
-    def without(self, source: str, rejects: Sequence[Reject]) -> Sequence[Reject]:
-        """Those of some rejects of a log that are new."""
-        if not rejects or not self._dataset or source not in self._files:
-            return rejects
-        rows = [reject.row or 0 for reject in rejects]
-        query = """SELECT source_row, reason FROM rejects
-            WHERE source_file = ? AND coalesce(source_row, 0) BETWEEN ? AND ?"""
-        known = self._dataset.sql(query, [source, min(rows), max(rows)])
-        pairs = set(zip(*(column.to_pylist() for column in known.columns), strict=True))
-        return [reject for reject in rejects if (reject.row, reject.reason) not in pairs]
-
-
 @dataclass(slots=True)
 class _Collecting:
     """The state of one collect: what was counted so far, and where rows go."""
 
     ledger: Ledger
     writer: "BatchWriter | None"
-    known: "_KnownRejects"
+    known: KnownRejects
     settings: Settings
     report: CollectReport
     strict: bool
@@ -300,6 +284,8 @@ class _Collecting:
             self.report.logs[log].notes["several_prompts"] += count
         if self.writer and self.ledger.changed():
             self.writer.revise(_revision(self.ledger))
+        if self.writer:
+            self.known.without_those_since(self.writer)
 
 
 def _revision(ledger: Ledger) -> Callable[[pa.Table], pa.Table]:

@@ -6,16 +6,19 @@ pass over it says which rows must be renamed (an equal record again in one log i
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from data_tools.collecting.identity import Identified
 from data_tools.collecting.ids import OCCURRENCE_SQL
+from data_tools.errors import DataError
 from data_tools.schema import ERASED, ROLLOUTS
 from data_tools.store.connection import open_duckdb
 from data_tools.store.erased import HASH_SQL
@@ -68,10 +71,15 @@ class Ledger:
     def __init__(self, storage: Storage | None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rec-ledger-"))
         self._con = open_duckdb(storage)
-        self._con.execute(f"SET memory_limit = {literal(MEMORY)}")
-        self._con.execute(f"ATTACH {literal(str(self._folder / 'ledger.db'))} AS ledger")
-        self._con.execute("USE ledger")
-        self._con.execute(_SEEN)
+        try:
+            with _temporary_files():
+                self._con.execute(f"SET memory_limit = {literal(MEMORY)}")
+                self._con.execute(f"ATTACH {literal(str(self._folder / 'ledger.db'))} AS ledger")
+                self._con.execute("USE ledger")
+                self._con.execute(_SEEN)
+        except BaseException:
+            self._close()
+            raise
         self._waiting: list[pa.Table] = []
         self.rows = 0
 
@@ -81,7 +89,11 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._con.close()
+        self._close()
+
+    def _close(self) -> None:
+        with suppress(duckdb.Error):  # closing writes, which a full disk refuses once more
+            self._con.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, log: int, rows: Identified) -> None:
@@ -113,7 +125,8 @@ class Ledger:
     def _insert(self) -> None:
         if self._waiting:
             self._con.register("_entries", pa.concat_tables(self._waiting))
-            self._con.execute("INSERT INTO seen SELECT * FROM _entries")
+            with _temporary_files():
+                self._con.execute("INSERT INTO seen SELECT * FROM _entries")
             self._con.unregister("_entries")
             self._waiting.clear()
 
@@ -131,7 +144,8 @@ class Ledger:
                 SEMI JOIN {scan(erased, ERASED)} e ON e.id_hash = {HASH_SQL}""",
             _SETTLED,
         ):
-            self._con.execute(statement)
+            with _temporary_files():
+                self._con.execute(statement)
 
     def changed(self) -> int:
         """How many rows must be renamed or left out."""
@@ -159,6 +173,20 @@ class Ledger:
             SELECT log FROM seen WHERE grp IS NOT NULL GROUP BY log, grp HAVING min(prompt) <> max(prompt)
         ) GROUP BY log"""
         return dict(self._con.sql(query).fetchall())
+
+
+@contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Say that the folder of temporary files is full, where it is."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if not any(told in str(error) for told in ("Could not write", "No space left", "too large")):
+            raise
+        raise DataError(
+            f"could not write temporary files in {tempfile.gettempdir()}: {error}",
+            "nothing became visible; make room there, or set TMPDIR to a folder with room",
+        ) from error
 
 
 def _halves(hashes: Sequence[bytes]) -> npt.NDArray[np.uint64]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _STAMP = "%Y%m%dT%H%M%S%fZ"
+_SCHEMAS = {"rollouts": ROLLOUTS, "rejects": REJECTS}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
@@ -55,8 +56,7 @@ class BatchWriter:
             )
         for folder in ("rollouts", "rejects"):
             storage.sweep(folder)
-        self._rollouts = ParquetFileWriter(storage, "rollouts/new.parquet", ROLLOUTS)
-        self._rejects = ParquetFileWriter(storage, "rejects/new.parquet", REJECTS)
+        self._rollouts, self._rejects = self._new("rollouts"), self._new("rejects")
 
     def __enter__(self) -> "BatchWriter":
         return self
@@ -89,19 +89,16 @@ class BatchWriter:
 
         `change` may leave rows out or alter them.
         """
-        import pyarrow.parquet as pq
+        staged, self._rollouts = self._rollouts, self._new("rollouts")
+        _pass(staged, self._rollouts, change)
 
-        staged, self._rollouts = (
-            self._rollouts,
-            ParquetFileWriter(self._storage, "rollouts/new.parquet", ROLLOUTS),
-        )
-        try:
-            staged.finish()
-            with pq.ParquetFile(staged.staged) as file:
-                for group in range(file.num_row_groups):
-                    self._rollouts.write(change(file.read_row_group(group)))
-        finally:
-            staged.discard()
+    def revise_rejects(self, change: "Callable[[pa.Table], pa.Table]") -> None:
+        """Do the same with the rows given to `rejects`."""
+        staged, self._rejects = self._rejects, self._new("rejects")
+        _pass(staged, self._rejects, change)
+
+    def _new(self, folder: str) -> ParquetFileWriter:
+        return ParquetFileWriter(self._storage, f"{folder}/new.parquet", _SCHEMAS[folder])
 
     def commit(self) -> str:
         """Make the batch visible and return its name."""
@@ -122,3 +119,18 @@ class BatchWriter:
         """Remove what is not committed."""
         self._rollouts.discard()
         self._rejects.discard()
+
+
+def _pass(
+    staged: ParquetFileWriter, into: ParquetFileWriter, change: "Callable[[pa.Table], pa.Table]"
+) -> None:
+    """Write the rows of a staged file into another one, changed, and forget the first."""
+    import pyarrow.parquet as pq
+
+    try:
+        staged.finish()
+        with pq.ParquetFile(staged.staged) as file:
+            for group in range(file.num_row_groups):
+                into.write(change(file.read_row_group(group)))
+    finally:
+        staged.discard()

@@ -83,6 +83,10 @@ class Storage(ABC):
     def locked(self) -> "contextlib.AbstractContextManager[None]":
         """Hold the lock of those who rewrite existing files; DataError where another process has it."""
 
+    @abstractmethod
+    def committing(self) -> "contextlib.AbstractContextManager[None]":
+        """Wait for, then hold, the lock of those who look at what is committed and commit accordingly."""
+
     def filesystem(self) -> Any:
         """Return the fsspec filesystem that DuckDB needs to be told of, None for local paths."""
         return None
@@ -200,6 +204,20 @@ class LocalStorage(Storage):
                 ) from error
             yield
 
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Wait for a lock that the kernel drops with the process."""
+        import fcntl
+
+        try:
+            file = open(self.url(".commit.lock"), "a")  # noqa: SIM115 - closed below, which gives it back
+        except OSError as error:
+            raise write_error(self.url(".commit.lock"), error) from error
+        with file:
+            with contextlib.suppress(OSError):  # a file system without locks has none to wait for
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
 
 class RemoteStorage(Storage):
     """A prefix of an object store, through fsspec."""
@@ -284,6 +302,10 @@ class RemoteStorage(Storage):
         """Leave everything: a killed writer never uploaded anything."""
 
     def locked(self) -> "contextlib.AbstractContextManager[None]":
+        """Return no lock: object stores have none."""
+        return contextlib.nullcontext()
+
+    def committing(self) -> "contextlib.AbstractContextManager[None]":
         """Return no lock: object stores have none."""
         return contextlib.nullcontext()
 
