@@ -27,7 +27,12 @@ from cli.progress import progress
 @click.option(
     "--policy", metavar="NAME", help="Policy that sampled the responses, where the log does not say."
 )
-@click.option("--policy-version", type=int, metavar="N", help="Its version, where the log does not say.")
+@click.option(
+    "--policy-version",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    help="Its version, where the log does not say.",
+)
 @click.option(
     "--run",
     metavar="NAME",
@@ -70,8 +75,8 @@ def collect(
         rec collect traffic/ --into DATASET --redact --hash-columns user_id,metadata.session
         rec collect log.jsonl --into DATASET --reward "(response LIKE '%' || (extra->>'gold'))::INT"
 
-    SOURCES are files, folders, globs, URLs, or - for stdin. What was collected before is not collected again.
-    A row that cannot be used is kept with its reason:
+    SOURCES are files, folders, globs, URLs, hf:OWNER/NAME, or - for stdin. What was collected before is not
+    collected again. A row that cannot be used is kept with its reason:
     rec sql DATASET "SELECT reason, count(*) FROM rejects GROUP BY ALL"
     """
     import data_tools

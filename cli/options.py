@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, DataError
 
 DEBUG = "cli.debug"
 """Key of the context's `meta` under which --debug is kept."""
@@ -57,13 +57,25 @@ def text_or_file(value: str | None, suffix: str) -> str | None:
     """The text itself, the content of the file it names when it ends in `suffix`, or stdin for `-`."""
     if value is None:
         return None
-    if value == "-":
-        return sys.stdin.read()
-    return Path(value).read_text(encoding="utf-8") if value.lower().endswith(suffix) else value
+    named = value == "-" or value.lower().endswith(suffix)
+    where = "standard input" if value == "-" else value
+    try:
+        text = _read(value) if named else value
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 text", "convert it with iconv") from error
+    if not text.strip():
+        raise ConfigError(f"{where} is empty" if named else "the SQL is empty", "write one SELECT")
+    return text
+
+
+def _read(name: str) -> str:
+    return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
 
 
 def named_reward(text: str | None) -> str | Callable[..., Any] | None:
     """The reward of that name; any other definition (a field, SQL, MODULE:FUNCTION) as it is."""
+    if text is not None and not text.strip():
+        raise ConfigError("--reward is empty", "leave it out, or say what the reward is")
     if text is None or not text.isidentifier():
         return text
     from offline_rec import rewards

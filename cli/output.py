@@ -188,9 +188,17 @@ def write_json(reader: "pa.RecordBatchReader", out: BinaryIO) -> None:
 
 def write_parquet(reader: "pa.RecordBatchReader", out: BinaryIO) -> None:
     """Parquet with the types of the result."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(out, reader.schema, compression="zstd") as writer:
+    try:
+        writer = pq.ParquetWriter(out, reader.schema, compression="zstd")
+    except pa.ArrowNotImplementedError as error:
+        columns = ", ".join(f"{field.name} {field.type}" for field in reader.schema)
+        raise ConfigError(
+            f"Parquet has no type for a column of the result ({columns})", "cast it to text: column::VARCHAR"
+        ) from error
+    with writer:
         for batch in reader:
             writer.write_batch(batch)
 

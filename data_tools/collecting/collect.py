@@ -23,7 +23,7 @@ from data_tools.collecting.reasons import REASONS, Reject
 from data_tools.collecting.report import CollectReport, LogReport
 from data_tools.errors import ConfigError, DataError
 from data_tools.logs.log import Log
-from data_tools.logs.records import samples
+from data_tools.logs.records import is_empty_table, samples
 from data_tools.logs.sources import Source, expand
 from data_tools.readers.base import Reader
 from data_tools.readers.select import SelectReader, map_query
@@ -188,6 +188,9 @@ def _reader_of(source: Source, chosen: Reader | None, report: CollectReport) -> 
         reader = readers.detect(log) if chosen is None else _forced(source, chosen)
         if reader is not None:
             return reader
+        if is_empty_table(log):
+            report.skipped[log.name] = "the table has no rows"
+            return None
         error = readers.unknown(log)
     if source.named:
         raise error

@@ -22,6 +22,7 @@ from data_tools.errors import DataError
 from data_tools.schema import ERASED, ROLLOUTS
 from data_tools.store.connection import open_duckdb
 from data_tools.store.erased import HASH_SQL
+from data_tools.store.sql_errors import sql_errors
 from data_tools.store.storage import Storage
 from data_tools.store.views import literal, scan
 
@@ -144,7 +145,7 @@ class Ledger:
                 SEMI JOIN {scan(erased, ERASED)} e ON e.id_hash = {HASH_SQL}""",
             _SETTLED,
         ):
-            with _temporary_files():
+            with sql_errors("rows collected before"), _temporary_files():
                 self._con.execute(statement)
 
     def changed(self) -> int:

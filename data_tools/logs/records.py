@@ -172,6 +172,18 @@ def samples(log: Log) -> list[Any]:
     return next((flat(block).records[:SAMPLES] for block in blocks(log)), [])
 
 
+def is_empty_table(log: Log) -> bool:
+    """Whether a table has columns and no rows."""
+    return log.kind in ("parquet", "csv") and not any(block.input_rows for block in blocks(log))
+
+
+def first_reject(log: Log) -> Reject | None:
+    """The first record that cannot be parsed, if that is true of all at the beginning of the log."""
+    if log.kind not in ("json", "jsonl", "csv") or samples(log):
+        return None
+    return next((block.rejects[0] for block in blocks(log) if block.rejects), None)
+
+
 def _first_record(log: Log) -> list[Any]:
     """The first record of a log whose first line is longer than the head."""
     return next((flat(block).records[:SAMPLES] for block in blocks(log)), [])

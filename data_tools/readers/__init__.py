@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from data_tools.errors import ConfigError, DataError
 from data_tools.logs.log import Log
-from data_tools.logs.records import samples
+from data_tools.logs.records import first_reject, samples
 from data_tools.readers.areal import ArealReader
 from data_tools.readers.base import Reader
 from data_tools.readers.columnar import RollReader, SwiftReader
@@ -102,6 +102,11 @@ def detect(log: Log) -> Reader | None:
 
 def unknown(log: Log) -> DataError:
     """The error for a log that no reader takes, with the fields that were seen."""
+    if refused := first_reject(log):
+        return DataError(
+            f"{log.name}: none of its first records can be read, such as row {refused.row}: {refused.detail}",
+            "is it UTF-8 text, and whole? else convert it with iconv, or copy it again",
+        )
     fields = field_names(samples(log))
     if not fields:
         return DataError(f"{log.name} is not a log ({log.kind} content)", "rec formats lists what is read")

@@ -13,6 +13,7 @@ from data_tools.store.batches import fresh_name
 from data_tools.store.connection import open_duckdb
 from data_tools.store.parquet_writer import ParquetFileWriter
 from data_tools.store.rewriting import copy_rows, rewriting, schema_of
+from data_tools.store.sql_errors import sql_errors
 from data_tools.store.storage import Storage
 from data_tools.store.swaps import Swap, live_batches, sidecar_folders, swapping
 from data_tools.store.views import identifier, scan
@@ -61,7 +62,8 @@ def _merge(storage: Storage, batches: list[str], target_bytes: int) -> int:
     """Rewrite one lot, unless it is compact already; return the rows written."""
     size = sum(storage.size(f"rollouts/{batch}.parquet") for batch in batches)
     with open_duckdb(storage) as con:
-        parts = _order(con, storage, batches, max(1, -(-size // target_bytes)))
+        with sql_errors(storage.root):
+            parts = _order(con, storage, batches, max(1, -(-size // target_bytes)))
         if len(batches) <= len(parts) and _in_place(con):
             return 0
         base = fresh_name(batches)
@@ -122,11 +124,12 @@ def _moved(
     hold.
     """
     columns = ", ".join("s." + identifier(name) for name in schema_of(folder).names)
-    stream = con.sql(f"""SELECT {columns}, o.part FROM {_source(storage, folder, batches)} s
+    query = f"""SELECT {columns}, o.part FROM {_source(storage, folder, batches)} s
         JOIN _order o ON o.batch = parse_filename(s.filename, true) AND o.row = s.file_row_number
-        ORDER BY o.place""")
-    for batch in stream.to_arrow_reader(ROW_GROUP_ROWS):
-        yield pa.Table.from_batches([batch])
+        ORDER BY o.place"""
+    with sql_errors(storage.root):
+        for batch in con.sql(query).to_arrow_reader(ROW_GROUP_ROWS):
+            yield pa.Table.from_batches([batch])
 
 
 def _write_parts(

@@ -76,9 +76,11 @@ def check_expression(
         with duckdb.connect() as con:
             return check_expression(text, what, con, subqueries=subqueries)
     hint = "write one DuckDB expression over the columns of rollouts"
-    tree = _parse(f"SELECT ({text}\n)", con, what)  # the newline ends a trailing comment before the bracket
+    # The newline ends a trailing comment before the bracket.
+    tree = _parse(f"SELECT ({text}\n)", con, what, hint)
     if not _is_one_expression(tree):
         raise ConfigError(f"{what}: {text!r} is not one expression", hint)
+    _parse(f"SELECT {text}\n", con, what, hint)  # `a) or (b` is one only within brackets
     if not subqueries and any("subquery" in part for part in _dicts(tree)):
         raise ConfigError(f"{what}: {text!r} holds a subquery", hint)
     _check_tree(tree)
@@ -122,14 +124,14 @@ def _explained(text: str) -> str:
     return text.encode()[words[at][0] :].decode() if at < len(words) else ""
 
 
-def _parse(text: str, con: "duckdb.DuckDBPyConnection", what: str) -> dict[str, Any]:
+def _parse(text: str, con: "duckdb.DuckDBPyConnection", what: str, hint: str = _HINT) -> dict[str, Any]:
     [(serialised,)] = con.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
     try:
         tree: dict[str, Any] = json.loads(serialised)
     except RecursionError:
         raise ConfigError(f"{what}: nested too deeply", "split it into several CTEs") from None
     if tree["error"]:
-        raise ConfigError(f"{what}: {tree['error_message']}", _HINT)
+        raise ConfigError(f"{what}: {' '.join(tree['error_message'].split())}", hint)
     return tree
 
 

@@ -28,8 +28,12 @@ def _readable(prefix: str, lines: list[str]) -> ConfigError | DataError:
             f"raise the limit with the environment variable {MEMORY_VARIABLE}=16GB, or ask for fewer columns"
         )
         return DataError(prefix + lines[0], hint)
-    if any(mark in lines[0].lower() for mark in ("magic bytes", "parquet file", "zstd", "thrift")):
+    if any(
+        mark in lines[0].lower() for mark in ("magic bytes", "parquet file", "zstd", "thrift", "tprotocol")
+    ):
         return DataError(prefix + lines[0], "the file is damaged: restore it from a copy, or remove it")
+    if "schema mismatch" in lines[0]:
+        return DataError(prefix + lines[0], "that file is none of this dataset: remove it")
     if lines[0].startswith("IO Error"):
         hint = "if another process deletes from or compacts this dataset, run the command again"
         return DataError(prefix + lines[0], hint)

@@ -54,6 +54,34 @@ def test_a_dry_run_counts_and_writes_nothing(run, log, tmp_path):
     assert not (tmp_path / "ds").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--reward", " "), "error: --reward is empty"),
+        (("--select", ""), "error: the SQL is empty"),
+        (("--select", "empty.sql"), "error: empty.sql is empty"),
+        (("--policy-version", str(2**63)), "'--policy-version': 9223372036854775808"),
+        (("--map", "reward=true) or (false"), "error: --map reward: syntax error"),
+    ],
+)
+def test_a_value_that_says_nothing_or_too_much_is_wrong_usage(
+    run, log, tmp_path, monkeypatch, given, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.sql").write_text(" \n")
+    result = run("collect", log, "--into", "ds", *given)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not Path("ds").exists()
+
+
+def test_sql_that_is_no_text_is_said_to_be_none(run, log, tmp_path):
+    (tmp_path / "query.sql").write_bytes("SELECT 'é'".encode("utf-16"))
+    result = run("collect", log, "--into", tmp_path / "ds", "--select", tmp_path / "query.sql")
+    assert result.exit_code == 1
+    assert "query.sql is not UTF-8 text" in result.stderr
+
+
 def test_what_must_not_be_stored_is_kept_out(run, tmp_path):
     log = tmp_path / "log.jsonl"
     row = {"prompt": "I am jane@example.com", "response": "Hi", "user_id": 7, "meta": {"session": "s1"}}

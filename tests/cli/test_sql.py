@@ -50,6 +50,13 @@ def test_parquet_goes_through_a_pipe(shell, dataset, tmp_path):
     assert pq.read_table(tmp_path / "n.parquet").num_rows == 2
 
 
+def test_a_type_that_parquet_does_not_know_is_named(run, dataset, tmp_path):
+    result = run("sql", dataset, "SELECT INTERVAL 1 DAY AS wait", "-o", tmp_path / "x.parquet")
+    assert result.exit_code == 2
+    assert "wait month_day_nano_interval" in result.stderr
+    assert not list(tmp_path.glob("x*"))
+
+
 def test_a_failed_query_leaves_no_file(run, dataset, tmp_path):
     target = tmp_path / "out" / "x.csv"
     result = run(

@@ -78,6 +78,20 @@ def test_empty_files_are_named_and_nothing_is_written(tmp_path):
     assert report.batch is None
 
 
+def test_tables_without_rows_are_named_as_empty_files_are(tmp_path):
+    table = pa.table({"prompt": pa.array([], pa.string()), "response": pa.array([], pa.string())})
+    pq.write_table(table, tmp_path / "none.parquet")
+    report = collected(tmp_path, write(tmp_path, b"prompt,response\n"), tmp_path / "none.parquet")
+    assert list(report.skipped.values()) == ["the table has no rows"] * 2
+
+
+def test_a_log_of_which_nothing_can_be_read_says_why(tmp_path):
+    with pytest.raises(DataError, match=r"row 2: not UTF-8 text\nis it UTF-8"):
+        collected(tmp_path, write(tmp_path, "prompt,response\nété,ja\n".encode("latin-1")))
+    with pytest.raises(DataError, match="row 2: 1 values for 2 columns"):
+        collected(tmp_path, write(tmp_path, b"prompt,response\nhi\n"))
+
+
 def test_a_torn_archive_keeps_what_came_before_and_counts_the_rest(tmp_path):
     data = lines(*(draw(response=f"{n * n}") for n in range(3000)))
     report = collected(tmp_path, write(tmp_path, gzip.compress(data)[:-2000]))

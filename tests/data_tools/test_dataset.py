@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import data_tools
@@ -304,6 +305,28 @@ def test_a_damaged_file_is_named(ds, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=rf"{name}(.|\n)*damaged"):
         data_tools.open(ds.path).sql("SELECT response_ids FROM rollouts")
+
+
+def test_a_damaged_file_is_named_by_what_writes_to_the_dataset(ds, tmp_path):
+    for ids in ("ab", "cd"):
+        commit(ds, *map(row, ids))
+    path = Path(ds.rollout_path(ds.batches()[0]))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "p", "response": "r"}\n')
+    for work in (ds.compact, lambda: ds.delete("response_id = 'a'"), lambda: ds.collect([str(log)])):
+        with pytest.raises(DataError, match=rf"{path.name}(.|\n)*damaged"):
+            work()
+    path.write_bytes(whole)
+    assert ds.sql("SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 4}]
+
+
+def test_a_file_of_another_kind_among_those_of_the_dataset_is_named(ds):
+    commit(ds, row("a"))
+    pq.write_table(pa.table({"other": [1]}), Path(ds.path) / "rollouts" / "zz.parquet")
+    with pytest.raises(DataError, match=r"zz.parquet(.|\n)*remove it"):
+        data_tools.open(ds.path).sql("SELECT count(reward) FROM rollouts")
 
 
 def test_importing_the_library_loads_nothing_heavy_and_is_fast():

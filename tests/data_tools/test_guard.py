@@ -240,6 +240,8 @@ def test_an_expression_passes(text):
         "1) ORDER BY (1",
         "1) LIMIT (1",
         "1) UNION SELECT (2",
+        "true) OR (true",
+        "least(1) + (2",
         "1); SELECT (2",
         "1); DROP VIEW rollouts; --",
         "1) GROUP BY (1",
