@@ -24,4 +24,13 @@ def delete(dataset: str, where: str, dry_run: bool, as_json: bool) -> None:
     """
     import data_tools
 
-    show(asdict(data_tools.open(dataset).delete(where, dry_run=dry_run)), as_json)
+    report = data_tools.open(dataset).delete(where, dry_run=dry_run)
+    if as_json:
+        show(asdict(report), as_json)
+    elif not report.rows:
+        click.echo("0 rows: the condition is true for none, nothing is erased")
+    else:
+        what = "would be erased from" if dry_run else "erased from"
+        click.echo(
+            f"{report.rows} rows {what} {report.batches} batches, and from all that is kept beside them"
+        )

@@ -11,9 +11,11 @@ import click
 from cli.options import F, command, json_option
 from cli.output import show
 from cli.progress import Bar, progress
-from offline_rec.config import FitConfig, Sql, fit_config, to_yaml
+from offline_rec.config import CONFIG_FILE, FitConfig, Sql, fit_config, to_yaml
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from offline_rec.training.fit import FitResult
 
 FLAGS = (
@@ -34,21 +36,32 @@ def settings(names: tuple[str, ...]) -> Callable[[F], F]:
             function = click.option(
                 "--" + name.replace("_", "-"),
                 name,
-                help=field.description,
+                help=_help(field),
                 is_flag=switch,
                 default=None,
-                metavar=None if switch else _metavar(field.annotation),
+                metavar=None if switch else NAMED.get(name) or _metavar(field.annotation),
             )(function)
         return function
 
     return decorate
 
 
+NAMED = {"model": "MODEL", "out": "RUN", "algorithm": "NAME", "anchor": "NAME|MODEL", "reference": "MODEL"}
+"""What stands for the value of a flag whose type does not say it."""
+
+
+def _help(field: "FieldInfo") -> str:
+    """The field's own description, and its default where it has one."""
+    plain = field.is_required() or field.default is None or field.annotation is bool
+    default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+    return f"{field.description}" if plain else f"{field.description}  [default: {default}]"
+
+
 def _metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"[{'|'.join(get_args(annotation))}]"
     parts = {annotation, *get_args(annotation)}
-    return "NUMBER" if parts & {int, float} else "SQL" if Sql in parts else "TEXT"
+    return "X" if float in parts else "N" if int in parts else "SQL" if Sql in parts else "TEXT"
 
 
 @command
@@ -62,7 +75,7 @@ def _metavar(annotation: Any) -> str:
     multiple=True,
     help="Any field, on top of the file; repeatable.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of --out.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out, as it was configured.")
 @click.option(
     "--explain", is_flag=True, help="Print the shaping statement and what it selects; train nothing."
 )
@@ -83,13 +96,13 @@ def fit(
     \b
         rec fit DATASET --model MODEL --out RUN --algorithm rec-oneside-nois --epochs 2
         rec fit DATASET --model MODEL --out RUN --weight "red_weight(1)" --explain
-        rec fit DATASET --model MODEL --out RUN --resume
+        rec fit --out RUN --resume
         rec fit --config fit.yaml --set lr=1e-5 --set objective.epsilon_high=2
 
     The result is a plain model directory, RUN/model. `rec sql RUN "SELECT * FROM metrics"` shows how it went.
     """
     given = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    config = fit_config(file, overrides=[*overrides, *given])
+    config = fit_config(file or _own_config(flags["out"], resume), overrides=[*overrides, *given])
     if print_config:
         click.echo(to_yaml(config), nl=False)
     elif explain:
@@ -102,7 +115,16 @@ def fit(
 
         with progress("fit") as bar:
             result = run(config, resume=resume, progress=partial(_tell, bar))
-        show(_facts(result), as_json)
+        if as_json:
+            show(_facts(result), as_json)
+        else:
+            click.echo("\n".join(result.lines()))
+
+
+def _own_config(out: str | None, resume: bool) -> Path | None:
+    """The configuration of the run that is resumed; what is given beside it must agree with it."""
+    file = Path(out) / CONFIG_FILE if resume and out else None
+    return file if file is not None and file.exists() else None
 
 
 NUMBERS = {
@@ -128,6 +150,6 @@ def _tell(bar: Bar, event: dict[str, Any]) -> None:
 
 
 def _facts(result: "FitResult") -> dict[str, Any]:
-    """What a fit came to, without what its notes said already."""
+    """What a fit came to, its paths as text."""
     facts = {field.name: getattr(result, field.name) for field in fields(result)}
     return {name: str(value) if isinstance(value, Path) else value for name, value in facts.items()}

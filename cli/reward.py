@@ -14,11 +14,17 @@ from data_tools.errors import ConfigError
 @command
 @dataset_argument
 @click.argument("file", required=False)
-@click.option("--id", "id_column", metavar="COLUMN", help="Column of FILE that names the row [response_id].")
-@click.option("--value", "value_column", metavar="COLUMN", help="Column of FILE with the reward [reward].")
-@click.option("--on", metavar="SQL", help="What the id is matched with, over `rollouts` [response_id].")
+@click.option(
+    "--id", "id_column", metavar="COLUMN", help="Column of FILE that names the row. [default: response_id]"
+)
+@click.option(
+    "--value", "value_column", metavar="COLUMN", help="Column of FILE with the reward. [default: reward]"
+)
+@click.option(
+    "--on", metavar="SQL", help="What the id is matched with, over `rollouts`. [default: response_id]"
+)
 @click.option("--nulls-retract", is_flag=True, default=None, help="An empty value takes a reward back.")
-@click.option("--reward", metavar="RULE", help="Judge rows that are there: SQL, NAME or MODULE:FUNCTION.")
+@click.option("--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="What judges the rows that are there.")
 @where_option
 @click.option("--source", metavar="NAME", help="Who judged; kept with each reward.")
 @json_option
@@ -35,7 +41,7 @@ def reward(
     """Add rewards to rows, from a file or by a rule.
 
     \b
-        rec reward DATASET feedback.csv --id request --value thumbs --on "extra->>'request_id'"
+        rec reward DATASET feedback.csv --id request --value stars --on "extra->>'request_id'"
         rec reward DATASET --reward "(response LIKE '%42%')::INT" --where "reward IS NULL"
 
     FILE is CSV, JSON, JSONL or Parquet, or - for stdin. The latest reward of a row counts; earlier ones stay
@@ -46,10 +52,11 @@ def reward(
     ds, rule = data_tools.open(dataset), named_reward(reward)
     if file is not None and rule is None:
         given = {name: value for name, value in matching.items() if value is not None}
-        show(asdict(ds.add_rewards(file, source=source, **given)), as_json)
+        added = ds.add_rewards(file, source=source, **given)
+        show(asdict(added), as_json) if as_json else click.echo("\n".join(added.lines()))
     elif file is None and rule is not None:
         with progress("judging") as bar:
             report = ds.judge(rule, where=where, source=source, progress=bar)
-        show(asdict(report), as_json)
+        show(asdict(report), as_json) if as_json else click.echo("\n".join(report.lines()))
     else:
         raise ConfigError("give either a FILE of rewards or a rule", "see rec reward --help")

@@ -28,6 +28,10 @@ class ConfigError(RecError, ValueError):
     exit_code = 2
 
 
+class Interrupted(RecError):
+    """The user asked to stop, and what was done so far is kept."""
+
+
 class MissingExtra(RecError, ImportError):
     """An optional dependency is not installed; names the extra that brings it."""
 

@@ -11,6 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from data_tools.errors import ConfigError
 
+CONFIG_FILE = "config.yaml"
+"""The file of a run directory that holds its configuration, resolved."""
+
 Scalar = bool | int | float | str
 """The value of a parameter of an objective or of a shaping preset."""
 

@@ -65,7 +65,8 @@ def coerce(kind: ColumnKind, values: Sequence[Any], *, textual: bool = False) ->
             made.refused[row] = refused
         for note in set(told):
             if not (textual and note.endswith("_from_text")):
-                made.notes.add(note, [row])
+                shown = f"the first is {value!r:.60}" if note == "reward_unreadable" else ""
+                made.notes.add(note, [row], detail=shown)
     return made
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_tools.collecting.reasons import Notes
+from data_tools.collecting.reasons import NOTES, Notes
 from data_tools.rewards.later import RewardWriter
 from data_tools.rewards.rules import reward_rule
 from data_tools.schema import ROLLOUTS, TOKEN_COLUMNS
@@ -34,6 +34,17 @@ class JudgeReport:
     not_judged: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The report as text, a line a fact."""
+        shown = [
+            f"{self.rows} judged: {self.rewarded} rewards are new, {self.unchanged} unchanged, "
+            f"{self.not_judged} not judged"
+        ]
+        for code, count in sorted(self.notes.items()):
+            detail = f" ({self.details[code]})" if code in self.details else ""
+            shown.append(f"  {count} {code}: {NOTES.get(code, '')}{detail}")
+        return shown
 
 
 def judge(

@@ -31,6 +31,14 @@ EXAMPLES = 5
 """Row numbers of the file that a report names per problem."""
 
 
+PROBLEMS = {
+    "empty": "there is no value",
+    "unknown": "no response has this id",
+    "unusable": "the value is no finite number, and not true or false",
+}
+"""What keeps a row of the file from being applied."""
+
+
 @dataclass(slots=True)
 class RewardReport:
     """What became of the rows of a file of rewards: `read` == `applied` + `empty` + `unknown` + `unusable`.
@@ -47,6 +55,18 @@ class RewardReport:
     rows: int = 0
     examples: dict[str, list[int]] = field(default_factory=dict)
     """1-based rows of the file, at most EXAMPLES per problem."""
+
+    def lines(self) -> list[str]:
+        """The report as text, a line a fact."""
+        shown = [
+            f"{self.read} read, {self.applied} applied, {self.empty} empty, {self.unknown} unknown, "
+            f"{self.unusable} unusable; {self.rows} responses have a new reward"
+        ]
+        for problem, rows in sorted(self.examples.items()):
+            count = getattr(self, problem)
+            at = ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
+            shown.append(f"  {count} {problem} (row {at}): {PROBLEMS[problem]}")
+        return shown
 
 
 class RewardWriter:

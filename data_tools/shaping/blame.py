@@ -12,6 +12,7 @@ from data_tools.shaping.fields import Shaping, Split
 from data_tools.shaping.macros import MACROS
 from data_tools.shaping.presets import PRESETS
 from data_tools.shaping.statement import NULL_KEY, compile
+from data_tools.store.sql_errors import COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -89,7 +90,7 @@ def _hint(name: str, message: str) -> str:
         if later:
             return f"{missing} is only known in {', '.join(later)}"
         near = difflib.get_close_matches(missing, sorted(visible), 1)
-        return f"did you mean {near[0]}?" if near else 'list the columns with: rec sql DS "DESCRIBE rollouts"'
+        return f"did you mean {near[0]}?" if near else COLUMNS
     if found := _MISSING_FUNCTION.search(message):
         near = difflib.get_close_matches(found[1], MACROS, 1)
         if near:

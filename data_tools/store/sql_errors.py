@@ -8,6 +8,9 @@ import duckdb
 from data_tools.errors import ConfigError, DataError
 from data_tools.store.connection import MEMORY_VARIABLE
 
+VIEWS = "a dataset has the views rollouts, groups, rejects and policies; a run has metrics and lineage"
+COLUMNS = 'list the columns with: rec sql DATASET "DESCRIBE rollouts" (or another view)'
+
 
 @contextlib.contextmanager
 def sql_errors(what: str = "SQL") -> Iterator[None]:
@@ -37,4 +40,6 @@ def _readable(prefix: str, lines: list[str]) -> ConfigError | DataError:
     if lines[0].startswith("IO Error"):
         hint = "if another process deletes from or compacts this dataset, run the command again"
         return DataError(prefix + lines[0], hint)
-    return ConfigError(prefix + "\n".join(lines[:4]), 'list the columns with: rec sql DS "DESCRIBE rollouts"')
+    if "Table with name" in lines[0]:
+        return ConfigError(prefix + lines[0], VIEWS)
+    return ConfigError(prefix + "\n".join(lines[:4]), COLUMNS)

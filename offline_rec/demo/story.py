@@ -196,10 +196,11 @@ def _collect(story: Story, tokenizer: Any) -> "Dataset":
 
 def _look(story: Story, ds: "Dataset") -> None:
     """What `rec stats` and `rec sql` show of the dataset."""
-    with story.phase("look", f"$ rec stats {ds.path}"):
+    dataset = story.out / "dataset"
+    with story.phase("look", f"Some of what rec stats {dataset} tells:"):
         for line in telling.facts(ds.stats()):
             story.say(line)
-        story.say(f'\n$ rec sql {ds.path} "{BY_TIER}"')
+        story.say(f'\n$ rec sql {dataset} "{BY_TIER}"')
         for line in telling.rows(ds.sql(BY_TIER)):
             story.say(line)
 

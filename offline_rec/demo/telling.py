@@ -58,6 +58,7 @@ def conclusion(results: Mapping[str, Any]) -> Iterator[str]:
         table.append([name, f"{row['accuracy']:.3f}", interval, _points(row.get("gain"))])
     yield ""
     yield from aligned(table)
+    yield "accuracy: the share of right answers; against base: the paired difference with its 95 % interval"
     yield ""
     yield from aligned([[name, path] for name, path in results["paths"].items()])
     yield f"\n{results['seconds']['total']:.0f} seconds in all"

@@ -1,5 +1,6 @@
 """`fit`: from a configuration to an improved policy in a run directory."""
 
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,6 +20,14 @@ from offline_rec.training.prepare import lead, note, prepare
 from offline_rec.training.run_folder import held
 
 MODEL = "model"
+
+HELDOUT = {
+    "reward logged": "value_logged",
+    "reward estimated now": "value",
+    "kl": "kl",
+    "ess": "ess",
+}
+"""Held-out measurements that a result tells."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,22 @@ class FitResult:
     left_out: dict[str, int]
     notes: list[str]
     last: Record
+
+    def lines(self) -> list[str]:
+        """The result as text, without what the notes said already."""
+        where = f"{self.model_step} of {self.steps}" if self.model_step != self.steps else f"{self.steps}"
+        shown = [f"{self.model}: after step {where}, on {self.rows} responses in {self.groups} groups"]
+        if self.stopped:
+            shown.append(f"stopped early: {self.stopped}")
+        if self.skipped:
+            shown.append(f"skipped: {self.skipped} steps whose loss or gradient was not finite")
+        measured = self.last.get("heldout", {})
+        found = [
+            f"{name} {measured[key]:.4g}" for name, key in HELDOUT.items() if measured.get(key) is not None
+        ]
+        if found:
+            shown.append(f"held-out responses, at step {self.last['step']}: {', '.join(found)}")
+        return [*shown, f'how it went: rec sql {shlex.quote(str(self.out))} "SELECT * FROM metrics"']
 
 
 def fit(

@@ -1,13 +1,15 @@
 """The loop: read, update, measure, guard, save; for any algorithm and any number of processes."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from data_tools.errors import Interrupted
 from offline_rec.config import FitConfig, to_yaml
 from offline_rec.data.snapshot import Snapshot
 from offline_rec.models.policy import Policy
@@ -16,6 +18,7 @@ from offline_rec.training import checkpoint, lineage
 from offline_rec.training.engine import Engine
 from offline_rec.training.guards import DriftGuard, NonFiniteGuard
 from offline_rec.training.heldout import HeldOut
+from offline_rec.training.interrupts import Interrupts
 from offline_rec.training.lineage import LineageWriter
 from offline_rec.training.metrics import MetricsLog, Record
 from offline_rec.training.reader import Prefetcher, StepSource
@@ -81,13 +84,30 @@ class Loop:
 
     def go(self) -> None:
         """Run to the last step, or until a guard stops."""
-        if self.step == 0 and self.run.heldout is not None:
-            self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
-        with Prefetcher(self.run.source.read, self.run.total_steps) as reader:
+        with (
+            Prefetcher(self.run.source.read, self.run.total_steps) as reader,
+            Interrupts(self._leaving, saves=self.run.engine.world_size == 1) as interrupts,
+        ):
+            if self.step == 0 and self.run.heldout is not None:
+                self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
             while self.step < self.run.total_steps and self.stopped is None:
+                if interrupts.asked:
+                    self._leave()
                 began = time.perf_counter()
                 rows = reader.get(self.step + 1)
                 self._advance(rows, began, waited=time.perf_counter() - began)
+
+    def _leaving(self) -> None:
+        self.progress({"event": "note", "text": "stopping after this step; interrupt again to stop at once"})
+
+    def _leave(self) -> NoReturn:
+        """Save what an interrupt would lose. Without a score: a resume chooses the same best checkpoint."""
+        if self.step % self.run.config.save_every:
+            self._save({})
+        raise Interrupted(
+            f"interrupted after step {self.step} of {self.run.total_steps}",
+            f"go on with: rec fit --out {shlex.quote(str(self.run.folder))} --resume",
+        )
 
     def _advance(self, rows: StepRows, began: float, *, waited: float) -> None:
         run, config = self.run, self.run.config

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_tools.errors import ConfigError
-from offline_rec.config import FitConfig, changed_fields, fit_config, to_yaml
+from offline_rec.config import CONFIG_FILE, FitConfig, changed_fields, fit_config, to_yaml
 from offline_rec.data.snapshot import FILE as SNAPSHOT_FILE
-
-CONFIG_FILE = "config.yaml"
 
 
 def check_folder(config: FitConfig, *, resume: bool) -> None:
@@ -36,7 +34,7 @@ def _check_resume(folder: Path, config: FitConfig) -> None:
     if changed:
         raise ConfigError(
             f"the configuration is not that of the run in {folder}: {'; '.join(changed)}",
-            "resume with the run's own values (see its config.yaml), or begin a new run with another --out",
+            f"rec fit --out {folder} --resume takes the run's own values; another --out begins a new run",
         )
 
 

@@ -33,6 +33,16 @@ def test_delete_counts_first_and_then_erases(run, dataset):
     assert count(run, dataset, where) == 0
 
 
+def test_delete_says_what_it_did_what_it_would_do_and_that_nothing_matched(run, dataset):
+    where = "extra->>'tier' = 'free'"
+    assert (
+        "14 rows would be erased from 1 batches"
+        in run("delete", dataset, "--where", where, "--dry-run").stdout
+    )
+    assert "14 rows erased from 1 batches" in run("delete", dataset, "--where", where).stdout
+    assert run("delete", dataset, "--where", where).stdout.startswith("0 rows: ")
+
+
 def test_what_was_deleted_does_not_come_back(run, dataset, log):
     run("delete", dataset, "--where", "policy = 'old'")
     report = run("collect", log, "--into", dataset)
@@ -70,3 +80,9 @@ def test_formats_says_what_each_carries(run):
     rows = facts(run("formats", "--json"))
     assert {"format", "prompt", "reward", "ids", "logprobs"} <= set(rows[0])
     assert all(row["format"] in run("formats").stdout for row in rows)
+
+
+def test_a_format_by_name_is_told_in_full(run):
+    assert "prompt" in run("formats", "verl").stdout
+    assert facts(run("formats", "verl", "--json"))["format"] == "verl"
+    assert run("formats", "verll").exit_code == 2

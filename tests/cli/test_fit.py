@@ -98,6 +98,25 @@ def test_a_fit_writes_a_model_and_metrics_that_sql_reads(run, dataset, model, tm
     assert metrics.stdout == "step\n1\n2\n"
 
 
+def test_a_resume_needs_only_the_run(run, dataset, model, tmp_path):
+    out = tmp_path / "run"
+    settings = ("--algorithm", "asymre", "--groups-per-step", 2, "--lr", "1e-4", "--where", "reward >= 0")
+    made = run("fit", dataset, "--model", model, "--out", out, *settings, "--steps", 1)
+    assert made.exit_code == 0, made.output
+    result = run("fit", "--out", out, "--resume", "--steps", 2, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["steps"] == 2
+    refused = run("fit", "--out", out, "--resume", "--lr", "1e-3")
+    assert refused.exit_code == 2
+    assert "lr: 0.0001 -> 0.001" in refused.stderr
+
+
+def test_help_tells_the_defaults_of_the_configuration(run):
+    told = " ".join(run("fit", "--help").stdout.split())
+    assert "[default: rec-oneside-nois]" in told
+    assert "--lr X Peak learning rate of AdamW. [default: 1e-06]" in told
+
+
 def test_score_counts_rows_and_keeps_them(run, dataset, model):
     first = run("score", dataset, "--model", model, "--json")
     assert first.exit_code == 0, first.output

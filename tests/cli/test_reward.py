@@ -30,6 +30,26 @@ def test_a_file_gives_rewards_by_an_id_of_the_log(run, dataset, rewards, tmp_pat
     assert rewards()[4] == 0.25
 
 
+def test_a_value_that_is_no_number_is_told_with_its_row(run, dataset, tmp_path):
+    file = tmp_path / "later.csv"
+    file.write_text("answer,thumbs\n5,up\n6,1\n999,1\n")
+    told = run(
+        "reward", dataset, file, "--id", "answer", "--value", "thumbs", "--on", "source_row::VARCHAR"
+    ).stdout
+    assert told.splitlines() == [
+        "3 read, 1 applied, 0 empty, 1 unknown, 1 unusable; 1 responses have a new reward",
+        "  1 unknown (row 3): no response has this id",
+        "  1 unusable (row 1): the value is no finite number, and not true or false",
+    ]
+
+
+def test_a_field_that_is_no_number_is_told_with_the_first_value(run, dataset):
+    told = run("reward", dataset, "--reward", "tier").stdout.splitlines()
+    assert told[0] == "40 judged: 0 rewards are new, 0 unchanged, 40 not judged"
+    assert told[1].startswith("  40 reward_unreadable: the reward is no number")
+    assert told[1].endswith("(the first is 'free')")
+
+
 def test_a_file_comes_through_stdin(run, dataset, rewards, shell):
     ids = run("sql", dataset, "SELECT response_id FROM rollouts WHERE source_row = 5", "--format", "csv")
     line = ids.stdout.split()[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.errors import ConfigError, DataError
+from data_tools.errors import ConfigError, DataError, Interrupted
 from offline_rec.training import checkpoint
 from offline_rec.training import loop as loop_module
 from offline_rec.training import run_data as run_data_module
@@ -48,6 +48,28 @@ def test_a_run_that_crashed_goes_on_to_the_same_end(folder, whole, step):
     changed = config(folder, f"crashed-{step}", **SETTINGS)
     with pytest.raises(Killed):
         fit(changed, progress=killer(step))
+    done = fit(changed, resume=True)
+    assert same(done.out, whole.out)
+    assert done.best_step == whole.best_step
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_its_step_and_goes_on_to_the_same_end(folder, whole, step, number):
+    changed = config(folder, f"interrupted-{step}-{number}", **SETTINGS)
+    heard = []
+
+    def interrupt(event):
+        heard.append(event.get("text", ""))
+        if event["event"] == "step" and event["step"] == step:
+            os.kill(os.getpid(), number)
+
+    handler = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=rf"after step {step} of 6\n.*--resume"):
+        fit(changed, progress=interrupt)
+    assert signal.getsignal(number) == handler
+    assert any(text.startswith("stopping after this step") for text in heard)
+    assert max([0, *checkpoint.steps(folder / changed.out / "checkpoints")]) == step
     done = fit(changed, resume=True)
     assert same(done.out, whole.out)
     assert done.best_step == whole.best_step
