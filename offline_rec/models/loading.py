@@ -1,5 +1,7 @@
 """A causal language model and its tokenizer from a local Hugging Face directory, or one clear error."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import torch
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.models.quiet import quiet
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -81,16 +85,36 @@ def load_model(
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
         except Exception as error:
             raise _unreadable(path, "model", error) from error
+    _check_weights(path, report)
+    return model.to(device).eval()
+
+
+def _check_weights(path: Path, report: Mapping[str, Any]) -> None:
+    """Refuse weights that are missing or of another shape; warn of those that are no part of the model."""
+    mismatched = sorted(report["mismatched_keys"])
+    if mismatched:
+        name, found, wanted = mismatched[0]
+        raise DataError(
+            f"{path}: {len(mismatched)} weights have another shape than config.json says: {name} is "
+            f"{tuple(found)}, not {tuple(wanted)}",
+            "config.json belongs to another model, or the vocabulary was resized without it",
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise DataError(
             f"{path}: {len(missing)} weights of the model are not in its files: {', '.join(missing[:5])}",
             "the download or the save was incomplete, or config.json belongs to another model",
         )
-    return model.to(device).eval()
+    unused = sorted(report["unexpected_keys"])
+    if unused:
+        log.warning(
+            "%s: %d weights in its files are no part of the model in config.json, and are left out: %s",
+            *(path, len(unused), ", ".join(unused[:3])),
+        )
 
 
 def _directory(directory: str | Path) -> Path:

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -299,6 +300,21 @@ def test_weights_that_are_missing_from_the_files_are_not_made_up(tmp_path: Path,
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DataError, match="1 weights of the model are not in its files: model"):
         Policy.load(tmp_path, device="cpu")
+
+
+def test_weights_that_do_not_fit_the_configuration_are_named(
+    tmp_path: Path, saved: Path, caplog: Any
+) -> None:
+    target = tmp_path / "other"
+    shutil.copytree(saved, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
+    with pytest.raises(DataError, match=r"lm_head.weight is \(\d+, 32\), not \(50, 32\)"):
+        Policy.load(target, device="cpu")
+    (target / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    Policy.load(target, device="cpu")
+    assert "9 weights in its files are no part of the model in config.json" in caplog.text
+    assert "model.layers.1." in caplog.text
 
 
 def test_code_that_a_model_brings_is_not_run(tmp_path: Path, saved: Path) -> None:
