@@ -71,7 +71,7 @@ def collect(
 ) -> CollectReport:
     """Read logs into a dataset, which is made if there is none; what it holds already is not added again.
 
-    `sources`: files, folders, globs, urls, - for standard input. `select`: one SELECT over `source`; `map`:
+    `sources`: files, folders, globs, urls, hf:owner/name, -. `select`: one SELECT over `source`; `map`:
     column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
     `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
     `group_size`: that many consecutive lines (responses of one line) are a group, where the log names none.
@@ -89,7 +89,7 @@ def collect(
         jobs = _jobs(expand(sources, stack), chosen, report)
         dataset = _dataset(into, holdout, dry_run=dry_run)
         if kept_out and dataset:
-            kept_out.salt = dataset.info.salt
+            kept_out.salt = dataset.info.secret
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
@@ -161,11 +161,12 @@ def _jobs(
 ) -> list[tuple[Log, Reader]]:
     """Each log with its reader; names in the report what holds no log."""
     found: dict[Reader, list[Log]] = {}
+    sweeping = any(source.swept or not source.named for source in sources)
     for source in sources:
-        reader = _reader_of(source, chosen, report)
+        reader = _reader_of(source, chosen, report, sweeping=sweeping)
         if reader is not None:
             found.setdefault(reader, []).append(source.log)
-    if not found and not any(source.named for source in sources):
+    if not found and sweeping and any(source.log.kind != "empty" for source in sources):
         names = ", ".join(list(report.skipped)[:3])
         raise DataError(
             f"no log was found among {len(sources)} files ({names}, ...)", "rec formats lists what is read"
@@ -177,7 +178,13 @@ def _jobs(
     return jobs
 
 
-def _reader_of(source: Source, chosen: Reader | None, report: CollectReport) -> Reader | None:
+def _reader_of(
+    source: Source, chosen: Reader | None, report: CollectReport, *, sweeping: bool
+) -> Reader | None:
+    """The reader of a log; None, and why in the report, for a file that is no log.
+
+    That is an error where the user named files alone; patterns, and folders with them, sweep up others.
+    """
     log = source.log
     if log.kind == "empty":
         report.skipped[log.name] = "the file is empty"
@@ -192,7 +199,7 @@ def _reader_of(source: Source, chosen: Reader | None, report: CollectReport) -> 
             report.skipped[log.name] = "the table has no rows"
             return None
         error = readers.unknown(log)
-    if source.named:
+    if not sweeping:
         raise error
     report.skipped[log.name] = error.message
     return None

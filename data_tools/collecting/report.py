@@ -7,6 +7,11 @@ from typing import Any
 
 from data_tools.collecting.reasons import EXAMPLES, FLAGS, NOTES, REASONS, Notes
 
+FEW_LOGS = 4
+"""Up to so many logs the lines about each are easily read; more are summed up by format."""
+
+_COUNTED = ("logs", "read", "kept", "duplicate", "rejected")
+
 
 @dataclass(slots=True)
 class LogReport:
@@ -101,6 +106,7 @@ class CollectReport:
         """Everything as JSON-able values."""
         return {
             "logs": [log.to_dict() for log in self.logs],
+            "formats": self.formats,
             "total": self.total.to_dict(),
             "skipped": self.skipped,
             "companions": self.companions,
@@ -109,18 +115,46 @@ class CollectReport:
             "dry_run": self.dry_run,
         }
 
+    @property
+    def formats(self) -> list[dict[str, Any]]:
+        """The counts of each format, in the order in which they were read."""
+        made: dict[str, dict[str, Any]] = {}
+        for log in self.logs:
+            row = made.setdefault(log.format, {"format": log.format} | dict.fromkeys(_COUNTED, 0))
+            for name, count in zip(_COUNTED, _numbers(log), strict=True):
+                row[name] += count
+        return list(made.values())
+
     def lines(self) -> list[str]:
-        """The report as text, a line a fact."""
+        """The report as text, a line a fact; that of many logs ends with a table by format."""
         shown = [line for log in self.logs for line in _log_lines(log)]
-        if len(self.logs) > 1:
+        if 1 < len(self.logs) <= FEW_LOGS:
             shown.append(_counts(self.total))
         shown += [f"{name}: {what}" for name, what in self.companions.items()]
         shown += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
         if self.redaction:
             shown.append(f"looked for {self.redaction}")
+        if len(self.logs) > FEW_LOGS:
+            shown += ["", *_table(self.formats)]
         if self.dry_run:
             shown.append("dry run: nothing was written")
         return shown
+
+
+def _numbers(log: LogReport) -> tuple[int, ...]:
+    return 1, log.read, log.kept, log.duplicate, log.rejected.total()
+
+
+def _table(formats: list[dict[str, Any]]) -> list[str]:
+    """The counts by format as aligned columns, with their sum in the last line."""
+    total = {"format": "total"} | {name: sum(row[name] for row in formats) for name in _COUNTED}
+    rows = [["format", *_COUNTED], *([str(value) for value in row.values()] for row in (*formats, total))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{row[0]:{widths[0]}}"
+        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
 
 
 def _log_lines(log: LogReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user names as sources, as logs: files, folders, globs, fsspec urls and `-` for standard input."""
+"""What a user names, as logs: files, folders, patterns, urls, Hugging Face datasets, `-` for stdin."""
 
 import glob
 import os
@@ -8,22 +8,30 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO
 
 from data_tools.errors import DataError
 from data_tools.logs.log import Log
+from data_tools.store.storage import missing_filesystem
+
+HUB = "hf:"
+"""Goes before the name of a Hugging Face dataset: hf:owner/name, or hf:owner/name@revision/folder."""
 
 _GLOB = "*?["
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A log, and whether the user named it; a file found in a named folder may turn out to be no log."""
+    """A log, and whether the user named it; a file found in a named folder may turn out to be no log.
+
+    `swept`: it is named by a pattern, which may match such files too.
+    """
 
     log: Log
     named: bool
+    swept: bool = False
 
 
 def expand(sources: Sequence[str], stack: ExitStack) -> list[Source]:
@@ -39,6 +47,8 @@ def expand(sources: Sequence[str], stack: ExitStack) -> list[Source]:
 def _expand_one(source: str, stack: ExitStack) -> list[Source]:
     if source == "-":
         return [Source(_spooled("-", sys.stdin.buffer, stack), True)]
+    if source.startswith(HUB) and "://" not in source and not os.path.exists(source):
+        return _remote(f"hf://datasets/{source.removeprefix(HUB)}")
     if "://" in source and not source.startswith("file://"):
         return _remote(source)
     path = source.removeprefix("file://")
@@ -77,7 +87,11 @@ def _matches(pattern: str, stack: ExitStack) -> list[Source]:
     files = {os.path.realpath(path): path for path in reversed(paths)}
     if not files:
         raise DataError(f"no file matches {pattern}", "check the pattern, and quote it against the shell")
-    return [found for path in sorted(files.values()) for found in _expand_one(path, stack)]
+    found = [found for path in sorted(files.values()) for found in _expand_one(path, stack)]
+    # A folder that matches holds files that match, too.
+    once = {os.path.realpath(one.log.path): one for one in found if one.log.path is not None}
+    rest = [one for one in found if one.log.path is None]
+    return [replace(one, swept=True) for one in (*once.values(), *rest)]
 
 
 def _folder(folder: str) -> list[Source]:
@@ -102,13 +116,23 @@ def _remote(url: str) -> list[Source]:
         filesystem, path = fsspec.core.url_to_fs(url)
         paths = _remote_paths(filesystem, path)
     except ImportError as error:
-        raise DataError(f"{url} needs a package that is not installed", str(error)) from error
-    except (OSError, ValueError) as error:
+        raise missing_filesystem(url, error) from error
+    except Exception as error:  # every store has errors of its own
         raise DataError(f"{url} cannot be read: {error}", "check the url and your credentials") from error
     if not paths:
         raise DataError(f"{url} holds no files", "check the url")
-    named = paths == [path]
-    return [Source(Log(_url(filesystem, at), partial(filesystem.open, at, "rb")), named) for at in paths]
+    named, swept = paths == [path], any(mark in path for mark in _GLOB)
+    return [Source(Log(_url(filesystem, at), partial(_opened, filesystem, at)), named, swept) for at in paths]
+
+
+def _opened(filesystem: Any, path: str) -> BinaryIO:
+    try:
+        opened: BinaryIO = filesystem.open(path, "rb")
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error)) from error
+    return opened
 
 
 def _remote_paths(filesystem: Any, path: str) -> list[str]:
@@ -116,7 +140,8 @@ def _remote_paths(filesystem: Any, path: str) -> list[str]:
         return sorted(at for at in filesystem.glob(path) if filesystem.isfile(at))
     if not filesystem.isdir(path):
         return [path]
-    return sorted(at for at in filesystem.find(path) if not at.rsplit("/", 1)[-1].startswith("."))
+    below = len(path.rstrip("/")) + 1
+    return sorted(at for at in filesystem.find(path) if "/." not in f"/{at[below:]}")
 
 
 def _url(filesystem: Any, path: str) -> str:

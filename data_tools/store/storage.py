@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_tools.errors import DataError
+from data_tools.errors import DataError, MissingExtra, RecError
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -230,8 +230,7 @@ class RemoteStorage(Storage):
         try:
             self.fs, path = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            scheme = url.split("://", 1)[0]
-            raise DataError(f"{url}: no filesystem is installed for {scheme}://", str(error)) from error
+            raise missing_filesystem(url, error) from error
         except ValueError as error:
             raise DataError(
                 f"{url}: {error}", "use a local path or an fsspec URL such as s3://bucket/prefix"
@@ -320,6 +319,23 @@ def open_storage(path: "str | os.PathLike[str]") -> Storage:
     if path.startswith("file://"):
         return LocalStorage(path.removeprefix("file://"))
     return RemoteStorage(path) if "://" in path else LocalStorage(path)
+
+
+_FILESYSTEMS = {
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gs"),
+    "gcs": ("gcsfs", "gs"),
+    "hf": ("huggingface_hub", "hf"),
+}
+
+
+def missing_filesystem(url: str, error: ImportError) -> RecError:
+    """Return the error for a url whose filesystem is not installed: the extra that brings it, if one does."""
+    scheme = url.split("://", 1)[0]
+    if scheme in _FILESYSTEMS:
+        return MissingExtra(*_FILESYSTEMS[scheme])
+    return DataError(f"{url}: no filesystem is installed for {scheme}://", str(error))
 
 
 def sync(path: str) -> None:
