@@ -17,7 +17,7 @@ from offline_rec.training.engine import Engine, TorchEngine
 from offline_rec.training.loop import CHECKPOINTS, Loop, Run
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
-from offline_rec.training.run_folder import held
+from offline_rec.training.run_folder import held, writing
 
 MODEL = "model"
 
@@ -84,16 +84,17 @@ def fit(
     """
     engine = TorchEngine(config.device) if engine is None else engine
     tell = progress if progress is not None and engine.rank == 0 else _silent
-    run, found = prepare(config, engine, resume=resume, progress=tell)
-    for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
-        tell(note(text))
-    loop = Loop(run, tell)
-    with held(run.folder) if engine.rank == 0 else nullcontext():
-        if found is not None:
-            loop.restore(found)
-        loop.drop_later_records()
-        loop.go()
-        model_step = _publish(run, loop)
+    with writing(Path(config.out)):
+        run, found = prepare(config, engine, resume=resume, progress=tell)
+        for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
+            tell(note(text))
+        loop = Loop(run, tell)
+        with held(run.folder) if engine.rank == 0 else nullcontext():
+            if found is not None:
+                loop.restore(found)
+            loop.drop_later_records()
+            loop.go()
+            model_step = _publish(run, loop)
     return FitResult(
         out=run.folder,
         model=run.folder / MODEL,

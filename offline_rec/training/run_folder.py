@@ -1,5 +1,6 @@
 """The run directory: who may write to it, and whether a resume goes on with the run that is there."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -7,9 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, DataError
 from offline_rec.config import CONFIG_FILE, FitConfig, changed_fields, fit_config, to_yaml
 from offline_rec.data.snapshot import FILE as SNAPSHOT_FILE
+
+UNWRITABLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+)
 
 
 def check_folder(config: FitConfig, *, resume: bool) -> None:
@@ -53,7 +58,7 @@ def begun(config: FitConfig) -> Iterator[None]:
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
-        if (folder / SNAPSHOT_FILE).exists():  # another process was faster
+        if _begun(folder):  # another process was faster
             raise _taken(folder)
         try:
             write_config(config)
@@ -75,6 +80,29 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say that a run cannot be written, and how to go on with it; what is whole in it stays."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, shutil.Error):
+            _, path, told = error.args[0][0]  # the first file of a folder that could not be copied
+            reason = str(told).split("] ")[-1].split(": ")[0]
+        elif error.errno in UNWRITABLE:
+            path, reason = error.filename or folder, error.strerror
+        else:
+            raise
+        again = f"go on with: rec fit --out {folder} --resume" if _begun(folder) else "run it again"
+        raise DataError(
+            f"could not write {path}: {reason}", f"make room or check the permissions, then {again}"
+        ) from error
+
+
+def _begun(folder: Path) -> bool:
+    return (folder / SNAPSHOT_FILE).exists()
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A run killed at any moment goes on to the same weights, metrics and lineage; another run is refused."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -219,3 +220,19 @@ def test_an_edited_snapshot_is_refused(interrupted):
     Path(file).write_text(Path(file).read_text().replace('"rows": ', '"rows": 1'))
     with pytest.raises(DataError, match="does not fit its own hash"):
         fit(config(interrupted), resume=True)
+
+
+@pytest.mark.parametrize("place", ["shutil.copytree", "offline_rec.training.metrics.MetricsLog.append"])
+def test_a_full_disk_is_said_to_be_one_and_the_run_goes_on_once_there_is_room(folder, monkeypatch, place):
+    full = OSError(errno.ENOSPC, "No space left on device", "/a/file")
+    copied = shutil.Error([("/from", "/a/file", str(full))])
+
+    def fail(*_, **__):
+        raise copied if place.startswith("shutil") else full
+
+    out = f"full-{place}"
+    with monkeypatch.context() as patched:
+        patched.setattr(place, fail)
+        with pytest.raises(DataError, match=r"could not write /a/file: No space left on device\n.*--resume"):
+            fit(config(folder, out, steps=2, eval_every=None))
+    assert fit(config(folder, out, steps=2, eval_every=None), resume=True).model_step == 2
