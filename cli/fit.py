@@ -11,6 +11,7 @@ import click
 from cli.options import F, command, json_option
 from cli.output import show
 from cli.progress import Bar, progress
+from data_tools.errors import ConfigError
 from offline_rec.config import CONFIG_FILE, FitConfig, Sql, fit_config, to_yaml
 
 if TYPE_CHECKING:
@@ -123,8 +124,12 @@ def fit(
 
 def _own_config(out: str | None, resume: bool) -> Path | None:
     """The configuration of the run that is resumed; what is given beside it must agree with it."""
-    file = Path(out) / CONFIG_FILE if resume and out else None
-    return file if file is not None and file.exists() else None
+    if not (resume and out):
+        return None
+    file = Path(out) / CONFIG_FILE
+    if not file.exists():
+        raise ConfigError(f"{out} holds no run to resume", "leave --resume out to begin one")
+    return file
 
 
 NUMBERS = {

@@ -59,7 +59,7 @@ class FitConfig(BaseModel):
     A shaping field left at null takes the algorithm's own preset.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: PathText = Field(description="Dataset to learn from.")
     model: PathText = Field(description="Hugging Face model directory to start from.")
@@ -209,15 +209,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"configuration {path} cannot be read: {first}", "give a YAML file of KEY: VALUE lines"
+            f"configuration {path} cannot be read: {_told(error)}", "give a YAML file of KEY: VALUE lines"
         ) from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"configuration {path} is not a mapping", "write one KEY: VALUE a line")
     return values
+
+
+def _told(error: Exception) -> str:
+    """What is wrong with a file, in one line, and where in it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def to_yaml(config: FitConfig) -> str:
@@ -291,8 +299,12 @@ def _readable(error: ValidationError) -> ConfigError:
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
-    key = ".".join(str(part) for part in problem["loc"] if part != "constrained-str")
+    field, *rest = [str(part) for part in problem["loc"] if part != "constrained-str"]
+    told = problem["msg"].lower()
+    if FitConfig.model_fields[field].annotation == dict[str, Scalar] and rest:
+        # Which of the types of a parameter was tried last says nothing.
+        field, rest, told = f"{field}.{rest[0]}", [], "input should be a finite number, a text, true or false"
+    key = ".".join([field, *rest])
     if problem["type"] == "missing":
-        return ConfigError(f"{key} is missing", f"give it in the file or with --set {key}=VALUE")
-    given = problem.get("input")
-    return ConfigError(f"{key}: {problem['msg'].lower()}, got {given!r}", f"--set {key}=VALUE overrides it")
+        return ConfigError(f"{key} is missing", f"give it in the file or with --set {field}=VALUE")
+    return ConfigError(f"{key}: {told}, got {problem.get('input')!r}", f"--set {field}=VALUE overrides it")

@@ -92,7 +92,7 @@ def writing(folder: Path) -> Iterator[None]:
             _, path, told = error.args[0][0]  # the first file of a folder that could not be copied
             reason = str(told).split("] ")[-1].split(": ")[0]
         elif error.errno in UNWRITABLE:
-            path, reason = error.filename or folder, error.strerror
+            path, reason = error.filename or folder, error.strerror or str(error)
         else:
             raise
         again = f"go on with: rec fit --out {folder} --resume" if _begun(folder) else "run it again"

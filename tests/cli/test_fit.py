@@ -106,6 +106,9 @@ def test_a_resume_needs_only_the_run(run, dataset, model, tmp_path):
     result = run("fit", "--out", out, "--resume", "--steps", 2, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["steps"] == 2
+    absent = run("fit", "--out", tmp_path / "absent", "--resume")
+    assert absent.exit_code == 2
+    assert "absent holds no run to resume" in absent.stderr
     refused = run("fit", "--out", out, "--resume", "--lr", "1e-3")
     assert refused.exit_code == 2
     assert "lr: 0.0001 -> 0.001" in refused.stderr

@@ -85,6 +85,11 @@ def test_yaml_may_hold_bare_numbers_and_booleans_where_sql_is_meant(tmp_path):
         (["schedule=step"], "'constant', 'linear' or 'cosine'"),
         (["steps=3", "epochs=1"], "steps and epochs are both given"),
         (["betas=[0.9"], "betas: '[0.9' is not a YAML value"),
+        (["betas=[0.9]"], "betas.1 is missing\ngive it in the file or with --set betas=VALUE"),
+        (["lr=1e400"], "lr: input should be a finite number"),
+        (["max_kl=.inf"], "max_kl: input should be a finite number"),
+        (["objective.epsilon_low=[1]"], "objective.epsilon_low: input should be a finite number, a text"),
+        (["shaping.tau=.nan"], "--set shaping.tau=VALUE overrides it"),
     ],
 )
 def test_what_is_wrong_is_named(texts, message):
@@ -110,8 +115,14 @@ def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"fit\.yaml"):
         fit_config(file, flags=PATHS)
-    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml cannot be read: No such file"):
         fit_config(tmp_path / "absent.yaml", flags=PATHS)
+
+
+def test_what_is_no_yaml_is_named_with_its_line(tmp_path):
+    (tmp_path / "fit.yaml").write_text("steps: 1\n\tlr: 1\n")
+    with pytest.raises(ConfigError, match=r"fit\.yaml cannot be read: line 2: found character '\\t'"):
+        fit_config(tmp_path / "fit.yaml", flags=PATHS)
 
 
 def test_python_users_are_told_the_nearest_key_too():
