@@ -89,7 +89,7 @@ def collect(
         jobs = _jobs(expand(sources, stack), chosen, report)
         dataset = _dataset(into, holdout, dry_run=dry_run)
         if kept_out and dataset:
-            kept_out.salt = dataset.info.salt
+            kept_out.salt = dataset.info.secret
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))

@@ -43,7 +43,7 @@ _CUT = 64
 
 @dataclass(slots=True)
 class Intake:
-    """What the user wants kept out; `salt` is the dataset's."""
+    """What the user wants kept out; `salt` is the dataset's secret."""
 
     redactor: Redactor | None = None
     hash_columns: Sequence[str] = ()

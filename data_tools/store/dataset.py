@@ -30,13 +30,19 @@ HOLDOUT = 0.1
 """Share of the prompts that training never sees, unless the creator of the dataset says otherwise."""
 
 
+SALT = "rec"
+"""What the split hashes prompts with: one for all, so that a log collected anew keeps its holdout."""
+
+
 class DatasetInfo(BaseModel):
     """The content of rec.json."""
 
     format_version: int
     created: datetime
     holdout: float = Field(ge=0, lt=1)
-    salt: str
+    salt: str = SALT
+    secret: str = ""
+    """Random, of this dataset alone: what ids of people are hashed with."""
     split_by: Literal["prompt_cluster", "prompt_hash"] = "prompt_hash"
     """Column that the split goes by; fixed for good, as holdout and salt are."""
 
@@ -198,13 +204,13 @@ def _create(storage: Storage, holdout: float) -> None:
         format_version=FORMAT_VERSION,
         created=datetime.now(UTC),
         holdout=holdout,
-        salt=secrets.token_hex(8),
+        secret=secrets.token_hex(16),
         split_by="prompt_cluster",
     )
     try:
         storage.write("rec.json", info.model_dump_json(indent=2).encode() + b"\n", exclusive=True)
     except FileExistsError:
-        return  # another process created it at the same moment; its salt holds
+        return  # another process created it at the same moment; its secret holds
 
 
 def _read_info(storage: Storage) -> DatasetInfo:
@@ -214,7 +220,7 @@ def _read_info(storage: Storage) -> DatasetInfo:
         version = int(content["format_version"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{where} cannot be read: {error}", "restore it from a copy; it holds the dataset's salt"
+            f"{where} cannot be read: {error}", "restore it from a copy; it holds how the dataset is split"
         ) from error
     if version > FORMAT_VERSION:
         raise DataError(

@@ -5,6 +5,7 @@ row in the dataset. `groups.arrow` says where a group lies and in which row grou
 Both are written as a stream and read through a memory map: no memory grows with the dataset.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ ROWS = pa.schema(
         pa.field("n_tokens", pa.int32()),
     ]
 )
+CONTENT = ("response_id", "group", "advantage", "weight", "n_tokens")
+"""What makes two indexes the same to a fit, wherever the rows lie."""
+
 GROUPS = pa.schema(
     [
         pa.field("start", pa.int64()),
@@ -108,7 +112,8 @@ class Admission:
 class IndexCounts:
     """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out.
 
-    `visited` rows have a priority above 0.
+    `visited` rows have a priority above 0. `digest`: a hash of every row's id, group, advantage, weight and
+    length, in the order of the index.
     """
 
     rows: int = 0
@@ -116,6 +121,7 @@ class IndexCounts:
     tokens: int = 0
     signal: int = 0
     visited: int = 0
+    digest: str = ""
     left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
 
 
@@ -159,6 +165,7 @@ class _IndexWriter:
         self._groups = pa.ipc.new_file(folder / GROUPS_FILE, GROUPS)
         self._home = -1
         self._open: dict[str, Any] | None = None
+        self._digests = {name: hashlib.sha256() for name in CONTENT}
 
     def __enter__(self) -> "_IndexWriter":
         return self
@@ -168,6 +175,8 @@ class _IndexWriter:
             self._write_groups({name: np.array([value]) for name, value in self._open.items()})
         self._rows.close()
         self._groups.close()
+        together = "".join(digest.hexdigest() for digest in self._digests.values())
+        self.counts.digest = hashlib.sha256(together.encode()).hexdigest()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next rows."""
@@ -190,7 +199,9 @@ class _IndexWriter:
         columns = {name: rows.column(name) for name in ("response_id", "file", "file_row")}
         columns |= {name: rows.column(name) for name in ("advantage", "weight", "expert", "reward")}
         columns |= {"group": pa.array(ordinal), "n_tokens": pa.array(response.astype(np.int32))}
-        self._rows.write(pa.record_batch([columns[f.name].cast(f.type) for f in ROWS], schema=ROWS))
+        written = pa.record_batch([columns[f.name].cast(f.type) for f in ROWS], schema=ROWS)
+        self._rows.write(written)
+        self._note_content(written)
         self._note_groups(homes, new, tokens=prompt + response, priority=_floats(rows, "priority"))
         self._home = int(homes[-1])
         self.counts.groups += int(new.sum())
@@ -198,6 +209,15 @@ class _IndexWriter:
         self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
         self.counts.visited += int(np.count_nonzero(_floats(rows, "priority")))
         self.counts.tokens += int((prompt + response).sum())
+
+    def _note_content(self, rows: pa.RecordBatch) -> None:
+        """Column by column, so that the digest does not depend on how the rows came in batches."""
+        for name, digest in self._digests.items():
+            column = rows.column(name)
+            if pa.types.is_string(column.type):
+                digest.update("".join(f"{value}\n" for value in column.to_pylist()).encode())
+            else:
+                digest.update(column.to_numpy(zero_copy_only=False).tobytes())
 
     def _note_groups(self, homes: Ints, new: NDArray[np.bool_], *, tokens: Ints, priority: Floats) -> None:
         """Sum up the groups of these rows; the last one may go on in the next rows."""

@@ -35,9 +35,9 @@ class SourceFile:
 class Snapshot:
     """The files, the statement that was run over them, and what came of it.
 
-    `now` is the moment that `age_days` counts back from. `model`: fingerprint of the starting weights.
-    `tokens_key`, `anchor_key`, `reference_key`: sidecars of the dataset in use, null where none is. Written
-    last of all that prepares a run.
+    `index` is the digest of the rows trained on; `now` is the moment that `age_days` counts back from.
+    `model`: fingerprint of the starting weights. `tokens_key`, `anchor_key`, `reference_key`: sidecars of the
+    dataset in use, null where none is. Written last of all that prepares a run.
     """
 
     files: Sequence[SourceFile]
@@ -48,6 +48,7 @@ class Snapshot:
     groups: int
     n_tokens: int
     left_out: dict[str, int]
+    index: str = ""
     holdout: dict[str, int] = field(default_factory=dict)
     model: str = ""
     tokens_key: str | None = None
@@ -57,11 +58,11 @@ class Snapshot:
 
     @property
     def hash(self) -> str:
-        """64 hex digits over contents, statement and number of rows.
+        """64 hex digits over the rows trained on and the statement that chose and weighed them.
 
-        Neither names nor times count: the same log, collected again elsewhere, trains in the same order.
+        Neither files nor times count: the same log, collected again elsewhere, trains in the same order.
         """
-        facts = [[[f.bytes, f.footer] for f in self.files], self.split, self.sql, self.rows, self.groups]
+        facts = [self.index, self.split, self.sql, self.rows, self.groups]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:

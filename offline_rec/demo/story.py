@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 BASE = "base"
 RESULTS = "results.json"
+LOGGED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+"""The time that the log tells, so that a seed gives the same log, and with it the same fits, at any time."""
 
 BY_TIER = """SELECT extra->>'tier' AS tier, count(*) AS responses, avg(reward) AS reward,
        avg(exp(behavior_logprob)) AS probability
@@ -175,6 +178,7 @@ def _write_log(story: Story, parts: Split, model: Any, tokenizer: Any) -> None:
             reward=rewards.get("exact"),
             policy=BASE,
             policy_version=0,
+            sampled_at=LOGGED_AT,
         )
         write_jsonl(rows, story.out / "log.jsonl")
     story.say(f"{rows.num_rows} scored responses with token ids and log-probs -> {story.out / 'log.jsonl'}")

@@ -48,11 +48,13 @@ def sample_rows(
     reward: Reward | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
+    sampled_at: datetime | None = None,
     progress: Progress | None = None,
 ) -> pa.Table:
     """`n` rows for each prompt, in the order of prompts: `LOGGED`, the task's columns and `REASON`.
 
-    `reward` is given the prompts and the task's columns, each value once for each sample.
+    `reward` is given the prompts and the task's columns, each value once for each sample. `sampled_at` is
+    what the rows say of their time; the present if not given.
     """
     drawn = sampler.sample(task.prompts, n, params, progress=progress)
     samples = [sample for group in drawn for sample in group]
@@ -72,7 +74,7 @@ def sample_rows(
     same = {
         "policy": policy,
         "policy_version": policy_version,
-        "sampled_at": datetime.now(UTC),
+        "sampled_at": sampled_at or datetime.now(UTC),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k or None,

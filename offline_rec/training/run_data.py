@@ -80,6 +80,7 @@ def write_run_data(run: RunData) -> None:
             rows=train.rows,
             groups=train.groups,
             n_tokens=train.tokens,
+            index=train.digest,
             left_out={reason: count for reason, count in train.left_out.items() if count},
             holdout={"rows": heldout.rows, "groups": heldout.groups},
             model=run.policy.fingerprint(),

@@ -294,10 +294,10 @@ def test_two_writers_at_once_both_commit(tmp_path):
     assert starts == {True, False}
 
 
-def test_two_creators_at_once_agree_on_the_salt(tmp_path):
+def test_two_creators_at_once_agree_on_the_secret(tmp_path):
     code = (
         "import sys, data_tools; print('ready', flush=True); sys.stdin.readline()\n"
-        "print(data_tools.open(sys.argv[1], create=True).info.salt)"
+        "print(data_tools.open(sys.argv[1], create=True).info.secret)"
     )
     processes = [
         subprocess.Popen(
@@ -310,8 +310,8 @@ def test_two_creators_at_once_agree_on_the_salt(tmp_path):
     ]
     for process in processes:
         process.stdout.readline()
-    salts = [process.communicate("go\n")[0] for process in processes]
-    assert len(set(salts)) == 1
+    secrets = [process.communicate("go\n")[0] for process in processes]
+    assert len(set(secrets)) == 1
 
 
 def test_batches_committed_while_others_are_compacted_stay(tmp_path):

@@ -53,8 +53,15 @@ def test_creating_over_foreign_files_is_refused(tmp_path):
         data_tools.open(str(tmp_path), create=True)
 
 
-def test_creating_twice_keeps_the_salt(ds):
+def test_creating_twice_keeps_the_secret(ds):
     assert data_tools.open(ds.path, create=True).info == ds.info
+
+
+def test_two_datasets_split_prompts_alike_and_share_no_secret(tmp_path):
+    one, two = (data_tools.open(tmp_path / name, create=True).info for name in ("one", "two"))
+    assert one.salt == two.salt
+    assert one.secret != two.secret
+    assert len(one.secret) == 32
 
 
 def test_another_holdout_than_that_of_the_creation_is_refused(ds):
