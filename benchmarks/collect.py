@@ -202,6 +202,8 @@ def report(result: dict[str, object]) -> str:
 def main(sizes: tuple[int, ...], output: Path | None, folder: Path | None) -> None:
     """Measure `rec collect`, bare DuckDB and the start of `rec fit` on generated logs."""
     results = []
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         model = Path(work) / "model"
         with quiet():

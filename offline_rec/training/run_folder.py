@@ -88,6 +88,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        path: object
         if isinstance(error, shutil.Error):
             _, path, told = error.args[0][0]  # the first file of a folder that could not be copied
             reason = str(told).split("] ")[-1].split(": ")[0]
