@@ -50,3 +50,11 @@ class NonFiniteGuard:
                 "look at these rows with `rec sql`, or begin a new run with a lower lr",
             )
         return True
+
+    def check_all(self, steps: int) -> None:
+        """Raise DataError where all updates of a run that ends after `steps` were skipped."""
+        if steps and self.total == steps:
+            raise DataError(
+                f"the loss or its gradient was not finite at any of {steps} steps: the policy is as it was",
+                "the rows are in metrics.jsonl as bad_rows; look at their rewards, weights and log-probs",
+            )

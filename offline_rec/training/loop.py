@@ -96,6 +96,7 @@ class Loop:
                 began = time.perf_counter()
                 rows = reader.get(self.step + 1)
                 self._advance(rows, began, waited=time.perf_counter() - began)
+        self.non_finite.check_all(self.step)
 
     def _leaving(self) -> None:
         self.progress({"event": "note", "text": "stopping after this step; interrupt again to stop at once"})

@@ -102,10 +102,15 @@ def check_logprobs(con: "duckdb.DuckDBPyConnection", plan: Plan, config: FitConf
     lacking = f"{absent} AND NOT expert"
     if not _count(con, f"FROM ({plan.statement(config)})", lacking)[0]:
         return
-    missing, rows = _count(con, f"FROM ({compile(plan.judging, split='all')})", lacking)
+    population = compile(plan.judging, split="all")
+    missing, rows = _count(con, f"FROM ({population})", lacking)
+    same = f"FROM rollouts SEMI JOIN ({population}) USING (response_id)"
+    raw, _ = _count(con, same, "list_contains(flags, 'raw_at_temperature')")
+    why = f" that can be used ({raw} have them from before a temperature other than 1)" if raw else ""
+    why = " of ids made from text" if config.retokenise else why
     raise DataError(
         f"{plan.algorithm.name} takes ratios to the policy that sampled a response, and {missing} of {rows} "
-        f"rows have no log-probs{' of ids made from text' if config.retokenise else ''}",
+        f"rows have no log-probs{why}",
         f"score them: `rec score {config.dataset} --model SAMPLER`, then --anchor SAMPLER; take ratios to "
         'the start: --anchor start; or leave them out: --where "behavior_logprob is not null"',
     )
@@ -133,8 +138,6 @@ def check_guards(con: "duckdb.DuckDBPyConnection", config: FitConfig) -> None:
 REMARKS = {
     "logprob_kind = 'unknown'": "{rows} rows have log-probs of unknown kind, read as raw "
     "(policies: {policies}): `rec check` tells what they are",
-    "logprob_kind <> 'processed' AND temperature <> 1": "{rows} rows have raw log-probs of a temperature "
-    "other than 1 (policies: {policies}): their ratios are those at temperature 1",
     "top_p < 1 OR top_k > 0": "{rows} rows were sampled with top-p or top-k (policies: {policies}): their "
     "ratios are taken without truncation",
 }

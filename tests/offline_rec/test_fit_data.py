@@ -44,6 +44,18 @@ def test_missing_logprobs_stop_before_training_with_the_count_and_three_ways_out
     assert not (textual / "run").exists()
 
 
+def test_logprobs_from_before_a_temperature_are_told_from_none(tmp_path):
+    made = rows(12)
+    for row in made[::3]:
+        row |= {"behavior_logprob": None, "flags": ["raw_at_temperature"]}
+    tiny.save(tmp_path / "m")
+    dataset(tmp_path / "ds", made)
+    with pytest.raises(
+        DataError, match=r"16 of 48 rows have no log-probs that can be used \(16 have them from"
+    ):
+        fit(config(tmp_path))
+
+
 def test_only_rows_that_would_be_trained_on_must_have_logprobs(tmp_path):
     made = rows(12)
     for row in made[1::4]:

@@ -104,6 +104,15 @@ def test_a_few_such_updates_in_a_row_stop_the_run(folder, broken):
         fit(config(folder, "stopped", groups_per_step=12, max_skipped=2))
 
 
+def test_a_run_of_nothing_but_such_updates_fails(folder, broken):
+    broken(trained_row(folder))
+    settings = {"steps": 2, "groups_per_step": 12, "max_skipped": 3}
+    with pytest.raises(DataError, match="not finite at any of 2 steps: the policy is as it was"):
+        fit(config(folder, "nothing", **settings))
+    with pytest.raises(DataError, match="not finite at any of 2 steps"):
+        fit(config(folder, "nothing", **settings), resume=True)
+
+
 def facts(**columns):
     return {name: np.array(values, float) for name, values in columns.items()}
 
