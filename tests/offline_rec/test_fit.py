@@ -111,7 +111,8 @@ def test_the_size_of_micro_batches_changes_nothing(folder, algorithm):
     # One algorithm a scope at least: token, sequence mean, group, step.
     small = fit(config(folder, f"{algorithm}-1", algorithm=algorithm, tokens_per_micro_batch=20, lr=1e-4))
     large = fit(config(folder, f"{algorithm}-2", algorithm=algorithm, tokens_per_micro_batch=10_000, lr=1e-4))
-    assert furthest(weights(small.out), weights(large.out)) < 1e-6
+    # A tenth of a step: where a gradient is almost 0, Adam makes a step of its rounding.
+    assert furthest(weights(small.out), weights(large.out)) < 1e-5
     for one, other in zip(records(small.out)[1:], records(large.out)[1:], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-6)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
