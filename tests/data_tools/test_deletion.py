@@ -63,13 +63,13 @@ def test_matching_rows_go_from_every_file_and_the_rest_keeps_its_order(ds):
 def test_nothing_that_identifies_the_row_stays_on_disk(tmp_path):
     ds = data_tools.open(str(tmp_path / "ds"), create=True)
     with ds.writer() as writer:
-        writer.rollouts(table([row("secret-id", prompt="secret-prompt"), row("kept")]))
+        writer.rollouts(table([row("private-id", prompt="private-prompt"), row("kept")]))
         writer.commit()
     with ds.rewards_writer("judge") as writer:
-        writer.write(pa.table({"response_id": ["secret-id", "kept"], "reward": [1.0, 2.0]}))
+        writer.write(pa.table({"response_id": ["private-id", "kept"], "reward": [1.0, 2.0]}))
         writer.commit()
-    ds.delete("response_id = 'secret-id'")
-    assert b"secret" not in bytes_of(ds)
+    ds.delete("response_id = 'private-id'")
+    assert b"private" not in bytes_of(ds)
     assert ds.sql("SELECT response_id, reward FROM rollouts").to_pylist() == [
         {"response_id": "kept", "reward": 2.0}
     ]
