@@ -168,6 +168,7 @@ def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
     bare.unlink()
     collect = rec("collect", str(log), "--into", str(dataset))
     log.unlink()
+    imports = measure("import offline_rec.training.loop, offline_rec.training.prepare")
     fit = rec(
         *("fit", str(dataset), "--model", str(model), "--out", str(run), "--algorithm", "rec-oneside-nois"),
         *("--steps", "1", "--groups-per-step", "8", "--eval-every", "null"),
@@ -177,7 +178,7 @@ def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
         "log_mib": round(size / 2**20, 1),
         "collect": asdict(collect) | {"rows_per_second": round(rows / collect.seconds)},
         "duckdb": asdict(duckdb) | {"rows_per_second": round(rows / duckdb.seconds)},
-        "fit_to_first_step": asdict(fit),
+        "fit_to_first_step": asdict(fit) | {"read_mib": round(fit.read_mib - imports.read_mib, 1)},
         "token_columns_mib": token_columns_mib(dataset),
     }
 
@@ -189,7 +190,7 @@ def report(result: dict[str, object]) -> str:
         f"  collect      {collect['rows_per_second']:>7} rows/s, peak {collect['peak_mib']} MiB\n"
         f"  bare DuckDB  {duckdb['rows_per_second']:>7} rows/s, peak {duckdb['peak_mib']} MiB\n"
         f"  fit          first step done after {fit['seconds']} s, peak {fit['peak_mib']} MiB, "
-        f"read {fit['read_mib']} MiB; token columns are {result['token_columns_mib']} MiB"
+        f"read {fit['read_mib']} MiB of data and model; token columns are {result['token_columns_mib']} MiB"
     )
 
 
@@ -223,7 +224,8 @@ def main(sizes: tuple[int, ...], output: Path | None, folder: Path | None) -> No
     }
     click.echo(
         f"peak memory at {last['rows']} rows: {summary['peak_memory_ratio']} times that at {first['rows']}; "
-        f"collect runs at {summary['speed_of_bare_duckdb']} of bare DuckDB's speed"
+        f"collect runs at {summary['speed_of_bare_duckdb']} of bare DuckDB's speed; "
+        f"the fit read at most {summary['fit_read_of_token_columns']} of the token columns"
     )
     if output:
         machine = {
