@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,19 +61,21 @@ def csv_records(data: Iterable[bytes]) -> Iterator[tuple[int, dict[str, str | No
     csv.field_size_limit(FIELD_BYTES)
     text = _CsvLines(data)
     first = next(text, "")
-    delimiter = max(",\t;", key=first.count)
-    header = next(csv.reader([first], delimiter=delimiter), [])
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    reader = csv.reader(chain([first], text), delimiter=max(",\t;", key=first.count), strict=True)
+    header: list[str] | None = None
     while True:
-        line = reader.line_num + 2
+        line = reader.line_num + 1
         try:
             values = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
+            header = [] if header is None else header  # rows below a broken header belong to no column
             yield line, Refused("bad_csv", str(error))
             continue
-        if values:
+        if header is None:
+            header = values
+        elif values:
             yield line, _csv_record(header, values)
     if text.torn:
         yield line, Refused("torn_archive", text.torn)

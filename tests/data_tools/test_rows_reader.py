@@ -221,6 +221,22 @@ def test_broken_csv_rows_are_refused_by_their_line():
     ]
 
 
+def test_a_header_may_span_lines_in_quotes():
+    [row] = rows_of(b'prompt,response,"tier\nof"\na,b,gold\n')
+    assert (row["response"], row["source_row"], json.loads(row["extra"])) == ("b", 3, {"tier\nof": "gold"})
+
+
+@pytest.mark.parametrize("header", [b"\r;", b"prompt,response\ra,b\rc,d", b'"prompt"x,response', b'"prompt,response'])
+def test_below_a_header_that_is_no_csv_every_row_is_refused(header):
+    from data_tools.logs.records import blocks
+
+    data = header + b"\n" + b"a,b\n" * 3
+    refused = [item for block in blocks(log_of(data)) for item in block.rejects]
+    assert refused[0].row == 1
+    assert {item.reason for item in refused} == {"bad_csv"}
+    assert readers.detect(log_of(data)) is None
+
+
 def test_a_field_written_twice_is_counted_and_the_last_one_counts():
     from tests.data_tools.logged import processed
 
