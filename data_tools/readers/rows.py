@@ -9,10 +9,19 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from data_tools.collecting.columns import CONVERSATION, MAPPED, MERGED, candidates, is_response, pick
+from data_tools.collecting.columns import (
+    CONVERSATION,
+    MAPPED,
+    MERGED,
+    candidates,
+    is_response,
+    number_fields,
+    pick,
+)
 from data_tools.collecting.prompts import is_chat, split_conversation
 from data_tools.collecting.reasons import Refused
 from data_tools.logs.log import Log
+from data_tools.logs.packed import unpacked
 from data_tools.logs.records import Block, blocks, flat
 from data_tools.logs.tables import columns_of, listed, parquet_batches, row_digests
 from data_tools.readers.base import Carries, Chunk, Reader
@@ -42,7 +51,7 @@ class RowsReader(Reader):
         if log.kind == "parquet":
             yield from table_chunks(parquet_batches(log), Layout())
             return
-        for block in blocks(log):
+        for block in blocks(log, number_fields()):
             yield record_chunk(flat(block), textual=log.kind == "csv")
 
 
@@ -103,7 +112,7 @@ def _picked(records: list[Any], names: list[str], column: str, used: list[set[st
 
 
 def _rest(record: dict[str, Any], others: list[str], used: Collection[str]) -> dict[str, Any]:
-    return merged_extra({key: record[key] for key in others if key not in used})
+    return merged_extra({key: unpacked(record[key]) for key in others if key not in used})
 
 
 def merged_extra(rest: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +146,8 @@ def _note_duplicate_keys(block: Block, found: dict[str, list[str]]) -> None:
     """Parsers keep the last of two equal keys without a word; that must be told of a reward written twice."""
     marks = [f'"{name}"'.encode() for column in _DUPLICATES_MATTER for name in found.get(column, [])]
     for raw, record in zip(block.raws, block.records, strict=False):  # only lines have raws
+        if not raw:
+            continue
         # Two quotes for each field and each text: more of them mean nested values, escapes or a key again.
         texts = sum(type(value) is str for value in record.values())
         if raw.count(b'"') == 2 * (len(record) + texts):
