@@ -166,10 +166,9 @@ _PACKED: dict[NumberKind, type[np.generic]] = {"i": np.int64, "d": np.float64}
 
 def _bounds(values: Sequence[Any]) -> pa.Array:
     """The bounds of lists in their joined items, null where there is no list."""
-    absent = np.fromiter((value is None for value in values), bool, len(values))
-    lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
-    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.array(bounds, mask=np.append(absent, False))
+    lengths = np.array([-1 if value is None else len(value) for value in values], np.int64)
+    bounds = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))]).astype(np.int32)
+    return pa.array(bounds, mask=np.append(lengths < 0, False))
 
 
 def _float_lists(values: Sequence[Any]) -> pa.Array | None:

@@ -16,10 +16,13 @@ import pyarrow as pa
 from data_tools.collecting.ids import choice_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.jsontext import dump
+from data_tools.logs.lines import LineBlock
 from data_tools.logs.log import Log
-from data_tools.logs.records import Block, blocks, fingerprint, flat
+from data_tools.logs.packed import NumberKind
+from data_tools.logs.records import Block, blocks, fingerprint, flat, json_block
 
 __all__ = [
+    "BlockReader",
     "Carries",
     "Chunk",
     "ChunkBuilder",
@@ -121,7 +124,32 @@ class Reader(ABC):
         """Yield the log's rows in chunks of bounded size."""
 
 
-class RecordReader(Reader):
+class BlockReader(Reader):
+    """A format of which any block of records can be read without those before it."""
+
+    numbers: ClassVar[Mapping[str, NumberKind] | None] = None
+    """Fields whose lists of numbers may come as Numbers (packed.py)."""
+
+    @property
+    def by_block(self) -> bool:
+        """Whether `chunk` is all there is to it; a format that adds something to `chunks` goes in order."""
+        return type(self).chunks is BlockReader.chunks
+
+    def block(self, lines: LineBlock) -> Block:
+        """The records of some lines."""
+        return json_block(lines, self.numbers)
+
+    @abstractmethod
+    def chunk(self, block: Block, log: Log) -> Chunk:
+        """The rows of a block; of the log only name, path and companions are known."""
+
+    def chunks(self, log: Log) -> Iterator[Chunk]:
+        """Read block by block."""
+        for block in blocks(log, self.numbers):
+            yield self.chunk(block, log)
+
+
+class RecordReader(BlockReader):
     """A format whose records (lines, array elements, table rows) each turn into zero or more responses."""
 
     whole_lists: ClassVar[bool] = False
@@ -138,12 +166,9 @@ class RecordReader(Reader):
         `Passed` for what is no response at all.
         """
 
-    def chunks(self, log: Log) -> Iterator[Chunk]:
+    def chunk(self, block: Block, log: Log) -> Chunk:
         """Read record by record; a malformed record is a reject with its line number, never a crash."""
-        for block in blocks(log):
-            yield self._chunk(block if self.whole_lists else flat(block), log)
-
-    def _chunk(self, block: Block, log: Log) -> Chunk:
+        block = block if self.whole_lists else flat(block)
         made = ChunkBuilder(rejects=block.rejects, input_rows=block.input_rows)
         made.notes.update(block.notes)
         for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
