@@ -28,8 +28,8 @@ def write(folder: Path) -> None:
     shutil.copytree(CASES / "trl" / "trl_completions", folder / "completions")
     (folder / "langfuse").mkdir()
     shutil.copy(CASES / "langfuse" / "observations_v2.jsonl", folder / "langfuse" / "observations.jsonl")
-    shutil.copy(CASES / "langfuse" / "thumbs" / "scores.jsonl", folder / "langfuse" / "scores.jsonl")
-    shutil.copy(CASES / "langfuse" / "thumbs" / "later.jsonl", folder / "later.jsonl")
+    shutil.copy(CASES / "langfuse_thumbs" / "scores.jsonl", folder / "langfuse" / "scores.jsonl")
+    shutil.copy(CASES / "langfuse_thumbs" / "later.jsonl", folder / "later.jsonl")
     shutil.copytree(CASES / "litellm" / "litellm_s3", folder / "litellm_logs")
     (folder / "thumbs.csv").write_text("call_id,thumb\ncall-00,1\ncall-10,0\n")
 

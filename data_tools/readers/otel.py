@@ -7,6 +7,7 @@ or log records that name the span, in the same log or another one.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from data_tools.logs.jsontext import dump
@@ -51,7 +52,9 @@ class SpanBook(ScoreBook):
 
     def __init__(self, logs: Sequence[Log]) -> None:
         super().__init__()
-        self._messages, self._calls = Joined(logs, _messages), Joined(logs, _calls)
+        # The logs hold this book: without copies of them it would hold itself, and be closed by any thread.
+        copies = [replace(log, shared=None) for log in logs]
+        self._messages, self._calls = Joined(copies, _messages), Joined(copies, _calls)
 
     def messages(self, span: Object) -> Events:
         """The messages of a span by time, in the order of the logs where that is equal."""

@@ -1,11 +1,14 @@
 """Messages of model calls that OpenTelemetry logs apart from their spans, joined to them. Values by hand."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
 
-from tests.data_tools.logged import collected, lines, rollouts, rows_of
+from data_tools.readers.otel import OtelReader
+from tests.data_tools.logged import collected, lines, log_of, rollouts, rows_of
 from tests.data_tools.readers.test_otel import ASK, YES, exported, pairs, span, value
 
 CASES = Path(__file__).parents[2] / "cases" / "otel"
@@ -104,6 +107,18 @@ def test_an_export_that_was_sent_twice_counts_once_but_a_user_may_repeat_themsel
     export = logged(asked("Again."), asked("Again."), answered("Yes."))
     [row] = rows_of(lines(exported(span()), export, export))
     assert said(row) == (["Again.", "Again."], "Yes.")
+
+
+def test_what_logs_share_goes_away_with_them():
+    log = log_of(lines(exported(span()), logged(asked("Say yes."), answered("Yes."))))
+    assert [row for chunk in OtelReader().chunks(log) for row in chunk.columns["response"]]
+    shared = weakref.ref(log.shared)
+    gc.disable()  # a database that waits for it may be closed in another thread, which SQLite refuses
+    try:
+        del log
+        assert shared() is None
+    finally:
+        gc.enable()
 
 
 def test_a_span_that_holds_its_messages_keeps_them():
