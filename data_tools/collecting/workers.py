@@ -105,7 +105,7 @@ class Task:
 
     def __call__(self, block: LineBlock) -> Processed:
         """The rows and rejects of a block."""
-        return process(self.reader.chunk(self.reader.block(block), self.log), self.scope, self.settings)
+        return process(self.reader.chunk_of_lines(block, self.log), self.scope, self.settings)
 
 
 def _elsewhere() -> NoReturn:

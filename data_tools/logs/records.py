@@ -55,11 +55,10 @@ class Block:
         self.input_rows += 1
 
 
-def blocks(log: Log, numbers: Mapping[str, NumberKind] | None = None) -> Iterator[Block]:
+def blocks(log: Log) -> Iterator[Block]:
     """Read a log as records, in blocks of bounded size.
 
-    A line that is a JSON array stays one record (its elements may be one group); `flat` takes it apart. Of
-    lines, the fields that `numbers` names may hold their lists as Numbers.
+    A line that is a JSON array stays one record (its elements may be one group); `flat` takes it apart.
     """
     if log.kind == "json":
         yield from _element_blocks(log)
@@ -68,12 +67,11 @@ def blocks(log: Log, numbers: Mapping[str, NumberKind] | None = None) -> Iterato
     elif log.kind == "csv":
         yield from _csv_blocks(log)
     else:
-        for lines in line_blocks(log.blocks()):
-            yield json_block(lines, numbers)
+        yield from map(json_block, line_blocks(log.blocks()))
 
 
 def json_block(lines: LineBlock, numbers: Mapping[str, NumberKind] | None = None) -> Block:
-    """Parse lines of JSON; empty lines are no records."""
+    """Parse lines of JSON; empty lines are no records. Lists of fields in `numbers` may be Numbers."""
     numbered = [(row, line) for row, raw in enumerate(lines.lines, lines.first) if (line := raw.strip())]
     block = _clean_block(numbered) if numbers is None else _packed_block(numbered, numbers)
     if block is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_tools.collecting.ids import choice_digest
 from data_tools.logs.records import Block, element_digest, flat, looked_through, samples
-from data_tools.readers.base import Carries, Chunk, Log, RecordReader, Refused, Values, first_object
+from data_tools.readers.base import Carries, Log, RecordReader, Refused, Values, first_object
 from data_tools.readers.completions import completions
 from data_tools.readers.exchange import Object, exchange
 from data_tools.readers.joined import Keyed, join, joined_of
@@ -51,9 +51,9 @@ class StoredReader(RecordReader):
         join(lists, others, "messages", _messages)
         return lists
 
-    def chunk(self, block: Block, log: Log) -> Chunk:
-        """Read the completions of each page one by one."""
-        return super().chunk(_without_pages(flat(block)), log)
+    def records_of(self, block: Block) -> Block:
+        """The completions of each page one by one."""
+        return _without_pages(flat(block))
 
     def rows(self, record: Any, log: Log) -> Iterator[Values | Refused]:
         """Yield the choices of a completion."""
