@@ -38,6 +38,17 @@ MOST_WORKERS = 8
     help="Its version, where the log does not say.",
 )
 @click.option(
+    "--logprob-kind",
+    type=click.Choice(["raw", "processed"]),
+    help="Whether log-probs are from before or after temperature and top-p, whatever the log says.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    metavar="T",
+    help="Temperature that responses were sampled at, whatever the log says.",
+)
+@click.option(
     "--run",
     metavar="NAME",
     help="Run that the log belongs to: its ids and group keys are apart from others'.",

@@ -60,6 +60,8 @@ def collect(
     reward: str | Callable[..., Any] | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
+    logprob_kind: str | None = None,
+    temperature: float | None = None,
     run: str | None = None,
     group_size: int | None = None,
     holdout: float | None = None,
@@ -75,7 +77,8 @@ def collect(
 
     `sources`: files, folders, globs, urls, hf:owner/name, -. `select`: one SELECT over `source`; `map`:
     column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
-    `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
+    `policy`, `policy_version`: where the log does not say. `logprob_kind` (raw or processed), `temperature`:
+    how responses were sampled, whatever the log says. `run`: scope of the log's own ids and group keys.
     `group_size`: that many consecutive lines (responses of one line) are a group, where the log names none.
     `redact`, `hash_columns`, `max_response_chars`: what is kept out (intake.py).
     `strict`: a DataError at the first reject. `workers`: processes that read lines of large logs; a script
@@ -84,7 +87,9 @@ def collect(
     chosen = _chosen_reader(format, select, map)
     kept_out = intake(redact, hash_columns, max_response_chars)
     rule = _reward_rule(reward) if reward else None
-    settings = Settings(policy, policy_version, rule, group_size, kept_out)
+    settings = Settings(
+        *(policy, policy_version, rule, group_size), _known_kind(logprob_kind), temperature, kept_out
+    )
     report = CollectReport(dry_run=dry_run)
     if kept_out and kept_out.redactor:
         report.redaction = kept_out.redactor.means
@@ -140,6 +145,12 @@ def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None)
     if map:
         return SelectReader(map_query(map), mapped=True)
     return None if name == "auto" else readers.reader(name)
+
+
+def _known_kind(kind: str | None) -> str | None:
+    if kind not in (None, "raw", "processed"):
+        raise ConfigError(f"there is no kind of log-probs named {kind!r}", "it is raw or processed")
+    return kind
 
 
 def _reward_rule(definition: str | Callable[..., Any]) -> "RewardRule":
