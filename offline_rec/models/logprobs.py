@@ -103,7 +103,7 @@ def weighted_logprobs(
 def weighted_sum(logprobs: Tensor, weigh: Weigh) -> Tensor:
     """sum(c * logprobs), a scalar with the gradient of its log-probs; `logprobs`: [tokens]."""
     given = logprobs.detach()
-    return (weigh(torch.arange(len(given), device=given.device), given) * logprobs).sum()
+    return _dot(weigh(torch.arange(len(given), device=given.device), given), logprobs)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class _WeightedSum(torch.autograd.Function):
                 logprobs[chunk.part], _, exponentials = chunk.normalise()
                 given = logprobs[chunk.part]
                 coefficient = weigh(chunk.part, given).to(work.precise)
-                total += (coefficient.double() * given).sum()
+                total += _dot(coefficient.double(), given)
                 chunk.descend(coefficient, exponentials)
                 chunk.keep(coefficient != 0)
                 work.add(chunk)
@@ -300,6 +300,11 @@ class _WeightedSum(torch.autograd.Function):
         # In place: the gradient of a large head is not held twice. Autograd refuses to come here again.
         scaled = [None if tensor is None else tensor.mul_(grad) for tensor in ctx.saved_tensors]
         return *_cast(scaled, ctx.dtypes), None, None
+
+
+def _dot(coefficient: Tensor, logprobs: Tensor) -> Tensor:
+    """A token of coefficient 0 has no part in it, even where its log-prob is not finite."""
+    return torch.where(coefficient != 0, coefficient * logprobs, 0.0).sum()
 
 
 def _cast(sums: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
