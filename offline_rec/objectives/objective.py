@@ -135,6 +135,10 @@ class Objective:
         """c per token, [B, S], as `surrogate` takes it."""
         return self.terms(seen).coefficients
 
+    def at_rest(self, advantages: Tensor, weights: Tensor) -> Tensor:
+        """Rows that move nothing whatever their log-probs are, [B]; `advantages`, `weights`: [B]."""
+        return (weights == 0) | ((advantages == 0) & (not self.composition.penalised))
+
     def normalizer(self, mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """The denominator of these rows, a scalar; those of micro-batches and ranks add up to the step's.
 

@@ -93,13 +93,15 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
     own = torch.stack([objective.normalizer(micro.mask, micro.weights) for micro in micros]).sum()
     normalizer = engine.all_reduce_sum(own)
     whole = _whole_step(engine, policy, objective, micros) if objective.scope in WIDE_SCOPES else None
+    idle = _idle(engine, objective, micros)
     losses: list[Tensor] = []
     facts: list[dict[str, Tensor]] = []
     finite: list[Tensor] = []
     sums: list[metric.Metrics] = []
     for number, micro in enumerate(micros):
         known = None if whole is None else whole.part(number, micro.mask.shape[1])
-        logprobs, descent = _forward(policy, objective, micro, normalizer, known)
+        with torch.set_grad_enabled(not idle[number]):
+            logprobs, descent = _forward(policy, objective, micro, normalizer, known)
         if known is None:
             seen = micro.signals(objective, logprobs)
             terms = objective.terms(seen)
@@ -107,7 +109,8 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
         else:
             seen, terms = known
         loss = objective.surrogate(terms.coefficients, logprobs, micro.mask, normalizer)
-        engine.backward(loss if descent is None else descent)
+        if not idle[number]:
+            engine.backward(loss if descent is None else descent)
         losses.append(loss.detach())
         facts.append(metric.row_facts(seen, terms.kept))
         counted = torch.where(micro.mask != 0, logprobs.detach(), 0.0)
@@ -125,6 +128,16 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
         engine.zero()
         norm = float("nan")
     return _result(step, measured, norm, facts=facts, finite=finite)
+
+
+def _idle(engine: Engine, objective: Objective, micros: Sequence[MicroBatch]) -> list[bool]:
+    """Which micro-batches are only measured: on no rank does one of their rows move anything.
+
+    Never all of them: an optimizer moves weights on a gradient of zero, but not where there is none.
+    """
+    own = [bool(objective.at_rest(micro.advantages, micro.weights).all()) for micro in micros]
+    idle = [all(flags) for flags in zip(*engine.gather(np.array(own, np.int64)), strict=True)]
+    return idle if not all(idle) else [False, *idle[1:]]
 
 
 def _forward(

@@ -25,9 +25,14 @@ NARROW = [name for name, row in ALGORITHMS.items() if row.scope != "sequence"]
 
 
 class Listening(TorchEngine):
-    """Keeps the gradient of the step that it takes."""
+    """Keeps the gradient of the step that it takes, and counts its backward passes."""
 
     gradient: dict[str, Tensor]
+    passes = 0
+
+    def backward(self, loss: Tensor) -> None:
+        self.passes += 1
+        super().backward(loss)
 
     def step(self, lr: float) -> float:
         self.gradient = {name: p.grad.clone() for name, p in self._masters.items() if p.grad is not None}
@@ -67,10 +72,12 @@ def rows_of_a_step(seed: int = 0) -> StepRows:
     return StepRows(1, rows, indexed, batches, anchor="behavior", groups=3, tokens=int(lengths.sum()))
 
 
-def take(chosen: Objective, step: StepRows) -> tuple[StepResult, dict[str, Tensor]]:
+def take(
+    chosen: Objective, step: StepRows, engine: Listening | None = None
+) -> tuple[StepResult, dict[str, Tensor]]:
     """One update of a tiny model, and the gradient that it was made with."""
     policy = Policy(tiny.model(VOCABULARY, std=0.1), tiny.tokenizer())
-    engine = Listening("cpu")
+    engine = Listening("cpu") if engine is None else engine
     policy.module = engine.prepare(policy.module, OptimizerSettings())
     return update(engine, policy, chosen, step, lr=1e-3), engine.gradient
 
@@ -85,10 +92,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", 1)
 
 
+def always(_: Any, __: Any, micros: list[Any]) -> list[bool]:
+    return [False] * len(micros)
+
+
 def assert_same_step(chosen: Objective, step: StepRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against logits computed twice, and a backward pass for every micro-batch."""
     fast, fast_gradient = take(chosen, step)
-    monkeypatch.setattr(stepping, "_forward", twice)
-    slow, slow_gradient = take(chosen, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(stepping, "_forward", twice)
+        patch.setattr(stepping, "_idle", always)
+        slow, slow_gradient = take(chosen, step)
     assert fast.metrics == pytest.approx(slow.metrics, rel=1e-6, abs=1e-9)
     assert fast.metrics.keys() == slow.metrics.keys()
     assert fast.grad_norm == pytest.approx(slow.grad_norm, rel=1e-5)
@@ -174,3 +188,64 @@ def test_missing_log_probs_are_refused_by_row_before_the_forward_pass(
         DataError, match="missing or not finite on unmasked tokens in 1 of 5 rows: positions 2"
     ):
         take(objective("grpo"), step)
+
+
+def at_rest(step: StepRows, rows: list[int]) -> StepRows:
+    """The step with advantages of 0 in some rows, as a group of equal rewards has them."""
+    step.indexed.advantage[rows] = 0
+    return step
+
+
+@pytest.mark.parametrize("name", ["rec-oneside-nois", "gspo", "m2po"])
+def test_a_micro_batch_that_moves_nothing_is_measured_without_a_backward_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Listening("cpu")
+    step = at_rest(rows_of_a_step(), [1, 3, 5, 6])
+    take(objective(name), step, engine)
+    assert engine.passes == 1
+    assert_same_step(objective(name), step, monkeypatch)
+
+
+@pytest.mark.parametrize("chosen", [objective("grpo", kl_coef=0.1), objective("opmd"), objective("dro")])
+def test_a_penalty_moves_rows_without_an_advantage(
+    chosen: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Listening("cpu")
+    step = at_rest(rows_of_a_step(), [1, 3, 5, 6])
+    take(chosen, step, engine)
+    assert engine.passes == 2
+    assert_same_step(chosen, step, monkeypatch)
+
+
+def test_a_step_that_moves_nothing_has_a_gradient_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not none, which would hold back what momentum and decay do with it."""
+    engine = Listening("cpu")
+    step = at_rest(rows_of_a_step(), list(range(9)))
+    _, gradient = take(objective("rec-oneside-nois"), step, engine)
+    assert engine.passes == 1
+    assert gradient
+    assert not any(tensor.any() for tensor in gradient.values())
+    assert_same_step(objective("rec-oneside-nois"), step, monkeypatch)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_rows_at_rest_have_no_coefficient_whatever_their_log_probs(name: str) -> None:
+    chosen = objective(name)
+    for seed in range(5):
+        made = random_step(seed)
+        made.advantages[4:] = 0
+        seen = chosen.signals(
+            made.logprobs,
+            made.behavior,
+            made.advantages,
+            made.mask,
+            made.weights,
+            reference_logprobs=made.reference,
+            groups=made.groups,
+            expert=made.expert,
+        )
+        resting = chosen.at_rest(made.advantages, made.weights)
+        moving = chosen.coefficients(seen).any(1)
+        assert not (resting & moving).any()
+        assert resting.any()
