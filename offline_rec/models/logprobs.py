@@ -93,9 +93,10 @@ def weighted_logprobs(
     under `torch.no_grad()`, only values are computed.
     """
     task = _Task.of(hidden, targets, head, temperature, chunk)
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or hidden.dtype == torch.float16:
+        # The small numbers of float16 need a loss scale, which comes with the backward pass only.
         logprobs = token_logprobs(hidden, targets, head, temperature=temperature, chunk=chunk)
-        return logprobs, weighted_sum(logprobs, weigh)
+        return logprobs.detach(), weighted_sum(logprobs, weigh)
     result: tuple[Tensor, Tensor] = _WeightedSum.apply(hidden, head.weight, head.bias, task, weigh)  # type: ignore[no-untyped-call]
     return result
 

@@ -168,6 +168,15 @@ def test_half_precision_inputs_are_summed_in_float32() -> None:
         torch.testing.assert_close(ours.double(), reference, rtol=2e-2, atol=2e-4)
 
 
+def test_a_loss_scale_saves_small_gradients_in_float16() -> None:
+    given = inputs(torch.float16)
+    given["coefficient"] = given["coefficient"] * 1e-3
+    lost, saved = one_pass(given, upstream=1e-6), one_pass(given, upstream=1e3)
+    assert not lost[2].any()
+    for ours, reference in zip(saved[2:], afterwards(exact(given), upstream=1e3)[2:], strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=2e-2, atol=2e-2)
+
+
 def test_products_of_halves_that_sum_in_float32_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU does, with its product of halves put in by hand."""
     monkeypatch.setattr(logprobs, "_operand", lambda weight, hidden: weight.to(hidden.dtype))
