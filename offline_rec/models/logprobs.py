@@ -275,8 +275,9 @@ class _TokenLogprobs(torch.autograd.Function):
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task, weigh: Weigh
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
     ) -> tuple[Tensor, Tensor]:
+        task, weigh = options
         work = _Pass(hidden, weight, bias, task)
         work.want(ctx.needs_input_grad[:3])
         logprobs = torch.empty(len(hidden), dtype=work.precise, device=hidden.device)
