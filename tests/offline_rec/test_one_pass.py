@@ -76,10 +76,14 @@ def take(
     chosen: Objective, step: StepRows, engine: Listening | None = None
 ) -> tuple[StepResult, dict[str, Tensor]]:
     """One update of a tiny model, and the gradient that it was made with."""
-    policy = Policy(tiny.model(VOCABULARY, std=0.1), tiny.tokenizer())
     engine = Listening("cpu") if engine is None else engine
+    return update(engine, prepared(engine), chosen, step, lr=1e-3), engine.gradient
+
+
+def prepared(engine: Listening) -> Policy:
+    policy = Policy(tiny.model(VOCABULARY, std=0.1), tiny.tokenizer())
     policy.module = engine.prepare(policy.module, OptimizerSettings())
-    return update(engine, policy, chosen, step, lr=1e-3), engine.gradient
+    return policy
 
 
 def twice(policy: Policy, _: Objective, micro: Any, *__: Any) -> tuple[Tensor, None]:
@@ -147,10 +151,11 @@ def test_logits_are_computed_once_unless_a_coefficient_needs_its_whole_response(
         seen += len(self.part)
         exponentiate(self, log_total)
 
+    engine, step = Listening("cpu"), rows_of_a_step()
+    policy = prepared(engine)
     monkeypatch.setattr(logprobs._Chunk, "normalise", first)
     monkeypatch.setattr(logprobs._Chunk, "exponentiate", again)
-    step = rows_of_a_step()
-    take(objective(name), step)
+    update(engine, policy, objective(name), step, lr=1e-3)
     tokens = int(step.rows.response_ids.lengths.sum())
     scope = ALGORITHMS[name].scope
     if scope == "token":
