@@ -16,8 +16,8 @@ from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
 from offline_rec.models.heads import body_of, find_rule
 from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
-from offline_rec.models.logprobs import token_logprobs
-from offline_rec.models.padding import Padded, pad_rows, unflatten
+from offline_rec.models.logprobs import Weigh, token_logprobs, weighted_logprobs, weighted_sum
+from offline_rec.models.padding import Padded, pad_rows, places, unflatten
 from offline_rec.models.quiet import quiet
 from offline_rec.models.saving import save_directory, weights_fingerprint
 
@@ -45,8 +45,11 @@ class TokenModel(nn.Module):
                 type(model).__name__,
             )
 
-    def forward(self, padded: Padded) -> Tensor:
-        """Log-probs of `padded.targets`, [targets] in at least float32."""
+    def forward(self, padded: Padded, weigh: Weigh | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Log-probs of `padded.targets`, [targets] in at least float32.
+
+        With `weigh`, what `weighted_logprobs` gives: log-probs without gradient, and their weighted sum.
+        """
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.
         self.model.train(self.checkpointing and torch.is_grad_enabled())
         inputs: dict[str, Any] = {
@@ -59,12 +62,15 @@ class TokenModel(nn.Module):
         if self.rule is not None:
             states = body_of(self.model)(**inputs)[0].flatten(0, 1)[padded.positions]
             head = self.rule.head_of(self.model)
+            if weigh is not None:
+                return weighted_logprobs(states, padded.targets, head, weigh, temperature=padded.temperature)
             return token_logprobs(states, padded.targets, head, temperature=padded.temperature)
         logits = self.model(**inputs).logits.flatten(0, 1)[padded.positions]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if padded.temperature is not None:
             logits = logits / padded.temperature[:, None]
-        return torch.log_softmax(logits, -1).gather(1, padded.targets[:, None])[:, 0]
+        logprobs = torch.log_softmax(logits, -1).gather(1, padded.targets[:, None])[:, 0]
+        return logprobs if weigh is None else (logprobs.detach(), weighted_sum(logprobs, weigh))
 
 
 class Policy:
@@ -129,6 +135,22 @@ class Policy:
         lengths = rows.response_ids.lengths
         values = self.module(pad_rows(rows, self.device))
         return unflatten(values, lengths, int(lengths.max(initial=0)))
+
+    def weighted_logprobs(self, rows: Rows, weigh: Weigh) -> tuple[Tensor, Tensor]:
+        """The same log-probs without gradient, and the scalar sum(c * log-probs), to be differentiated once.
+
+        c = weigh(positions, log-probs) of some of the tokens at a time, [n] each, held fixed: positions are
+        those in the flattened [rows, longest response]. Cheaper than `logprobs` by the logits of its
+        backward pass. Raises what `logprobs` raises.
+        """
+        self.check(rows)
+        lengths = rows.response_ids.lengths
+        width = int(lengths.max(initial=0))
+        at = places(lengths, width, self.device)
+        values, total = self.module(
+            pad_rows(rows, self.device), lambda tokens, logprobs: weigh(at[tokens], logprobs)
+        )
+        return unflatten(values, lengths, width), total
 
     def pad(self, ragged: Ragged, width: int | None = None) -> Tensor:
         """[rows, width] on the policy's device, 0 where padded: values of rows beside their `logprobs`."""
