@@ -5,17 +5,12 @@ Whatever keeps state from block to block (rewards by function, redaction, format
 this process. Blocks come back as Arrow tables, and only a few are on their way, so memory stays flat.
 """
 
-import os
-import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from multiprocessing import get_context
 from typing import NoReturn
 
 from data_tools.collecting.identity import Scope
@@ -23,12 +18,11 @@ from data_tools.collecting.pipeline import Processed, Settings, process
 from data_tools.errors import DataError
 from data_tools.logs.lines import LineBlock, line_blocks
 from data_tools.logs.log import Log
+from data_tools.processes import helpers
 from data_tools.readers.base import BlockReader, Reader
 
 BLOCKS_ALONE = 8
 """Blocks of a collect that are read before processes are started: they take as long to start as these."""
-
-POLL_SECONDS = 1.0
 
 
 @dataclass
@@ -87,10 +81,7 @@ class Workers:
 
     def _processes(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            # Processes that start anew: a fork would inherit the threads and locks of DuckDB and Arrow.
-            self._pool = ProcessPoolExecutor(
-                self.count, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),)
-            )
+            self._pool = helpers(self.count)
         return self._pool
 
 
@@ -110,15 +101,3 @@ class Task:
 
 def _elsewhere() -> NoReturn:
     raise RuntimeError("a block is read without its log")
-
-
-def _prepare(parent: int) -> None:
-    """End with the parent however it ends; an interrupt from the terminal is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
