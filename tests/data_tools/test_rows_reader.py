@@ -226,7 +226,9 @@ def test_a_header_may_span_lines_in_quotes():
     assert (row["response"], row["source_row"], json.loads(row["extra"])) == ("b", 3, {"tier\nof": "gold"})
 
 
-@pytest.mark.parametrize("header", [b"\r;", b"prompt,response\ra,b\rc,d", b'"prompt"x,response', b'"prompt,response'])
+@pytest.mark.parametrize(
+    "header", [b"\r;", b"prompt,response\ra,b\rc,d", b'"prompt"x,response', b'"prompt,response']
+)
 def test_below_a_header_that_is_no_csv_every_row_is_refused(header):
     from data_tools.logs.records import blocks
 
