@@ -47,8 +47,7 @@ class TokenModel(nn.Module):
                 " which takes more memory",
                 type(model).__name__,
             )
-        with quiet():
-            self.sharing = find_sharing(model, self)
+        self.sharing = find_sharing(model, self)
 
     def forward(self, layout: Layout) -> Tensor:
         """Log-probs of the response tokens, row after row, [targets] in at least float32."""

@@ -18,6 +18,7 @@ from offline_rec.data.ragged import Ragged
 from offline_rec.data.rows import Rows
 from offline_rec.models.logprobs import HALF
 from offline_rec.models.padding import Layout, of_passes
+from offline_rec.models.quiet import quiet
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ def find_sharing(model: Any, logprobs: Callable[[Layout], Tensor]) -> Sharing:
     """What a model can do, by trying; `logprobs` computes a layout."""
     costs = costs_of(model)
     limit = _window(model)
-    reason = _difference(model, logprobs)
+    with quiet():
+        reason = _difference(model, logprobs)
     if reason is not None:
         log.warning(
             "%s: each response is computed with its prompt, because %s; a prompt that several responses have"
@@ -143,7 +145,9 @@ def _measured(logprobs: Callable[[Layout], Tensor], layout: Layout, small: list[
     with torch.set_grad_enabled(bool(small)):
         values = logprobs(layout)
         gradients = torch.autograd.grad(values.sum(), small, allow_unused=True) if small else ()
-    return [values.detach(), *(g for g in gradients if g is not None)]
+    # In one vector: a bias that the softmax cancels has a gradient of nothing but rounding.
+    flat = [g.flatten().float() for g in gradients if g is not None]
+    return [values.detach(), *([torch.cat(flat)] if flat else [])]
 
 
 def _probe_rows(model: Any) -> Rows:
