@@ -35,16 +35,16 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Layout:
-    """A micro-batch: its sheets, parents before children, and what they predict together.
+    """A micro-batch: its sheets, parents before children, and the response tokens that they predict.
 
-    targets, temperature (None is 1 everywhere): [predicted], sheet after sheet. `order` [targets]: which of
-    these log-probs belongs to each response token, row after row.
+    targets, temperature (None is 1 everywhere): [targets], row after row; `order` says which of the sheets'
+    predicting states, sheet after sheet, is that of each target.
     """
 
     sheets: list[Sheet]
+    order: Tensor
     targets: Tensor
     temperature: Tensor | None
-    order: Tensor
 
 
 def lay_out(rows: Rows, device: torch.device, sharing: Sharing, *, passes: int = 0) -> Layout:
@@ -59,22 +59,20 @@ def lay_out(rows: Rows, device: torch.device, sharing: Sharing, *, passes: int =
 def of_passes(rows: Rows, planned: Sequence[Pass], device: torch.device, *, passes: int = 0) -> Layout:
     """Lay out the rows of a micro-batch as planned."""
     drawn = [_draw(rows, one) for one in planned]
-    missing = max(passes - len(drawn), 0)
     blank = np.zeros((1, 1), np.int64)
-    drawn += [({"ids": blank, "places": blank, "predicts": blank[0]}, np.zeros(0, np.int64))] * missing
-    tokens = np.concatenate([*(predicted for _, predicted in drawn), np.zeros(0, np.int64)])
-    order = np.empty(len(tokens), np.int64)
-    order[tokens] = np.arange(len(tokens))
-    targets = rows.response_ids.values.astype(np.int64)[tokens]
+    nothing = {"ids": blank, "places": blank, "predicts": blank[0]}, np.zeros(0, np.int64)
+    drawn += [nothing] * (passes - len(drawn))
+    predicted = np.concatenate([*(tokens for _, tokens in drawn), np.zeros(0, np.int64)])
+    order = np.empty(len(predicted), np.int64)
+    order[predicted] = np.arange(len(predicted))
     temperature = None
     if np.any(rows.temperature != 1):
-        own = np.repeat(rows.temperature, rows.response_ids.lengths)[tokens]
-        temperature = _tensor(np.append(own, np.ones(missing, own.dtype)), device)
+        temperature = _tensor(np.repeat(rows.temperature, rows.response_ids.lengths), device)
     return Layout(
         sheets=[_sheet(arrays, device) for arrays, _ in drawn],
-        targets=_tensor(np.append(targets, np.zeros(missing, np.int64)), device),
-        temperature=temperature,
         order=_tensor(order, device),
+        targets=_tensor(rows.response_ids.values.astype(np.int64), device),
+        temperature=temperature,
     )
 
 

@@ -62,7 +62,7 @@ class TokenModel(nn.Module):
             elif sheet.parent is not None and sheet.follows is not None:
                 past = carried(pasts[sheet.parent], sheet.follows)
             states.append(self._states(sheet, past)[sheet.predicts])
-        return self._logprobs(torch.cat(states), layout.targets, layout.temperature)[layout.order]
+        return self._logprobs(torch.cat(states)[layout.order], layout.targets, layout.temperature)
 
     def _states(self, sheet: Sheet, past: Any) -> Tensor:
         """Hidden states of all tokens of a sheet, or logits where these are not head times states."""

@@ -60,14 +60,13 @@ def test_every_response_token_is_predicted_once_from_the_token_before_it(
     )
     layout = of_passes(rows, planned, torch.device("cpu"))
     before = torch.cat([sheet.ids.flatten()[sheet.predicts] for sheet in layout.sheets])
+    assert len(before) == len(layout.targets)
     wanted = [
         (int(previous), int(token))
         for i in range(len(rows))
         for previous, token in itertools.pairwise([rows.prompt_ids[i][-1], *rows.response_ids[i]])
     ]
-    pairs = list(zip(before.tolist(), layout.targets.tolist(), strict=True))
-    assert [pairs[i] for i in layout.order.tolist()] == wanted
-    assert len(pairs) == len(wanted)
+    assert list(zip(before[layout.order].tolist(), layout.targets.tolist(), strict=True)) == wanted
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 20), st.sampled_from([0, 5]))
