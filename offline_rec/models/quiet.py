@@ -20,10 +20,8 @@ def quiet() -> Iterator[None]:
         # Importing transformers may import DeepSpeed, whose logger writes as soon as it exists.
         logging.disable(logging.WARNING)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                with _without_bars():
-                    yield
+            with warnings.catch_warnings(action="ignore"), _without_bars():
+                yield
         finally:
             logging.disable(disabled)
 
