@@ -137,7 +137,8 @@ def micro_batches_of(engine: Engine, policy: Policy, step: StepRows) -> list[Mic
     What is missing is filled with rows of weight 0, which no sum counts; and where ranks meet in every layer,
     a micro-batch runs the layers as often as on the rank that needs it most.
     """
-    own = [policy.passes(step.rows.select(index)) for index in step.batches]
+    together = engine.world_size > 1
+    own = [policy.passes(step.rows.select(index)) if together else 1 for index in step.batches]
     passes = _most(engine.gather(np.array(own, np.int64)))
     empty = np.zeros(1, np.int64)
     return [
