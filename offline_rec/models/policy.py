@@ -98,6 +98,11 @@ class Policy:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.token_model.checkpointing = True
+            if self.token_model.sharing.shares:
+                log.warning(
+                    "gradient checkpointing: each response is computed with its prompt, because layers that"
+                    " recompute their activations take no keys and values"
+                )
 
     @classmethod
     def load(

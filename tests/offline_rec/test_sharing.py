@@ -201,12 +201,13 @@ def test_rows_longer_than_a_sliding_window_are_computed_whole(name: str) -> None
         check(policy, rows, compute_shared(policy, rows, TOGETHER))
 
 
-def test_layers_that_recompute_get_whole_rows() -> None:
+def test_layers_that_recompute_get_whole_rows(caplog: pytest.LogCaptureFixture) -> None:
     """Transformers takes the keys and values away from layers that are to compute their activations again."""
     rows = groups()
     policy = Policy(tiny.model(VOCABULARY).double(), None, gradient_checkpointing=True)
     assert policy.token_model.sharing.shares
     assert not policy.sharing.shares
+    assert "gradient checkpointing: each response is computed with its prompt" in caplog.text
     values = policy.logprobs(rows)
     check(
         policy, rows, torch.cat([row[:n] for row, n in zip(values, rows.response_ids.lengths, strict=True)])
