@@ -18,7 +18,8 @@ def micro_batches(rows: Rows, token_budget: int, sharing: Sharing) -> list[IntAr
     where padding counts as tokens, or best fit of whole prompts with all their rows.
     """
     prompt, response = rows.prompt_ids.lengths, rows.response_ids.lengths
-    number = distinct(rows.prompt_ids) if sharing.shares else np.arange(len(rows))
+    beyond = sharing.limit is not None and prompt.max(initial=0) + response.max(initial=0) > sharing.limit
+    number = distinct(rows.prompt_ids) if sharing.shares and not beyond else np.arange(len(rows))
     cuts = (
         fitted(prompt, response, number, token_budget, sharing),
         by_length(prompt + response, token_budget),

@@ -135,6 +135,13 @@ def test_rows_of_one_prompt_stay_together() -> None:
     assert {len(batch) for batch in batches} == {16}
 
 
+def test_a_prompt_that_cannot_be_shared_is_counted_for_every_row() -> None:
+    rows = rows_of([(0, 30)] * 16, prompts=(200,))
+    for sharing in (Sharing(CPU), Sharing(CPU, shares=True, limit=229)):
+        assert {len(batch) for batch in micro_batches(rows, 1000, sharing)} == {4}
+    assert len(micro_batches(rows, 1000, Sharing(CPU, shares=True, limit=230))) == 1
+
+
 def test_a_prompt_with_more_rows_than_fit_is_cut_and_counted_in_each_part() -> None:
     number = np.zeros(20, np.int64)
     parts = fitted(np.full(20, 100), np.full(20, 50), number, 300, SHARES)
