@@ -4,7 +4,8 @@
 
 TRL 1.16.0 and its `datasets` are needed for its side (`pip install trl==1.16.0`); `--side` leaves sides out.
 Sides take turns in one process, so that whatever else the machine does meets all of them; a ratio is that of
-two neighbours in a round. Peak memory is measured in a process of its own for each side.
+two neighbours in a round, of seconds on the clock and of CPU seconds. Peak memory is measured in a process of
+its own for each side.
 
 plain: rows padded on the right, whole logits, log_softmax, gather; the loss of `rec-oneside-nois`; AdamW.
 trl: completions come through its rollout hook, and the time of its generation step (hook, decoding, rewards)
@@ -49,9 +50,14 @@ BUDGET = 16_384
 SIDES = ("rec", "plain", "trl")
 
 
+def now() -> Any:
+    """Seconds on the clock, and those this process has computed, which grow less with other load."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 @dataclass(frozen=True)
 class Shape:
-    """Groups of eight: prompt tokens, mean response tokens, and their log-normal spread (0: all equal)."""
+    """Tokens of the prompt, mean tokens of a response and their log-normal spread; sizes of the model."""
 
     prompt: int
     response: int
@@ -134,11 +140,11 @@ class RecSide:
         self.facts = {"micro_batches": len(batches), "passes": len(passes), "fill": round(fill_of(passes), 4)}
         self.rows = StepRows(1, rows, indexed, batches, "behavior", groups, int(rows.lengths.sum()), {})
 
-    def step(self) -> float:
+    def step(self) -> Any:
         """Seconds of one update."""
-        began = time.perf_counter()
+        began = now()
         update(self.engine, self.policy, self.objective, self.rows, lr=LEARNING_RATE)
-        return time.perf_counter() - began
+        return now() - began
 
 
 class PlainSide:
@@ -151,16 +157,16 @@ class PlainSide:
         self.batches = np.split(np.arange(len(self.rows)), range(batch_rows, len(self.rows), batch_rows))
         self.facts = {"rows_in_a_micro_batch": batch_rows}
 
-    def step(self) -> float:
+    def step(self) -> Any:
         """Seconds of one update."""
-        began = time.perf_counter()
+        began = now()
         tokens = int(self.rows.response_ids.lengths.sum())
         for batch in self.batches:
             self._loss(batch, tokens).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return time.perf_counter() - began
+        return now() - began
 
     def _loss(self, batch: Any, tokens: int) -> torch.Tensor:
         rows = self.rows.select(batch)
@@ -183,7 +189,7 @@ class TrlSide:
 
     def __init__(self, shape: Shape, groups: int, batch_rows: int) -> None:
         self.rows, self.indexed = make_step(shape, groups)
-        self.excluded = self.seconds = 0.0
+        self.excluded = self.seconds = np.zeros(2)
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.failure: BaseException | None = None
         with quiet():
@@ -191,16 +197,16 @@ class TrlSide:
         generate = self.trainer._generate_and_score_completions
 
         def timed(inputs: Any) -> Any:
-            began = time.perf_counter()
+            began = now()
             made = generate(inputs)
-            self.excluded += time.perf_counter() - began
+            self.excluded = self.excluded + now() - began
             return made
 
         self.trainer._generate_and_score_completions = timed
         self.facts = {"rows_in_a_micro_batch": batch_rows, "trl": importlib.metadata.version("trl")}
         threading.Thread(target=self._run, daemon=True).start()
 
-    def step(self) -> float:
+    def step(self) -> Any:
         """Seconds of one update, without the generation step."""
         self.go.release()
         self.done.acquire()
@@ -228,10 +234,10 @@ class TrlSide:
 
             def on_step_begin(self, *_: Any, **__: Any) -> None:
                 side.go.acquire()
-                side.excluded, side.began = 0.0, time.perf_counter()
+                side.excluded, side.began = np.zeros(2), now()
 
             def on_step_end(self, *_: Any, **__: Any) -> None:
-                side.seconds = time.perf_counter() - side.began - side.excluded
+                side.seconds = now() - side.began - side.excluded
                 side.done.release()
 
         settings = GRPOConfig(
@@ -313,25 +319,30 @@ def own_peak_mib() -> float:
 def measure(name: str, sides: tuple[str, ...], groups: int, batch_rows: int, rounds: int) -> dict[str, Any]:
     """All sides of one shape, in turns."""
     made = {side: MAKERS[side](SHAPES[name], groups, batch_rows) for side in sides}
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[Any]] = {side: [] for side in sides}
     for number in range(rounds + 1):
         for side in sides:
             took = made[side].step()
-            click.echo(f"{name}: {side} {took:.2f} s{'' if number else ' (warm-up)'}", err=True)
+            click.echo(
+                f"{name}: {side} {took[0]:.2f} s, {took[1]:.2f} of CPU{'' if number else ' (warm-up)'}",
+                err=True,
+            )
             if number:
                 seconds[side].append(took)
     tokens = int(make_step(SHAPES[name], groups)[0].lengths.sum())
     found: dict[str, Any] = {"shape": asdict(SHAPES[name]), "groups": groups, "tokens": tokens, "sides": {}}
     for side in sides:
-        median = statistics.median(seconds[side])
+        clock, cpu = np.round(np.array(seconds[side]).T, 3)
         found["sides"][side] = {
             **made[side].facts,
-            "seconds": [round(took, 3) for took in seconds[side]],
-            "useful_tokens_per_second": round(tokens / median, 1),
+            "seconds": clock.tolist(),
+            "cpu_seconds": cpu.tolist(),
+            "useful_tokens_per_second": round(tokens / float(np.median(clock)), 1),
         }
-        ratios = [other / own for other, own in zip(seconds[side], seconds["rec"], strict=True)]
         if side != "rec":
-            found["sides"][side]["times_rec"] = spread(ratios)
+            for at, kind in enumerate(("times_rec", "times_rec_cpu")):
+                ratios = [a[at] / b[at] for a, b in zip(seconds[side], seconds["rec"], strict=True)]
+                found["sides"][side][kind] = spread(ratios)
     return found
 
 
@@ -344,18 +355,10 @@ def spread(ratios: list[float]) -> dict[str, float]:
 def facts() -> dict[str, Any]:
     """Where and with what this was measured."""
     names = ("torch", "transformers", "trl")
-    found = [(name, importlib.metadata.version(name)) for name in names if _installed(name)]
+    found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in names}
     threads = torch.get_num_threads()
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": threads}
-    return {**machine, "python": platform.python_version(), **dict(found)}
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return {**machine, "python": platform.python_version(), **found}
 
 
 @click.command()
