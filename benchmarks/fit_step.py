@@ -112,10 +112,9 @@ def make_step(shape: Shape, groups: int) -> tuple[Rows, IndexedRows]:
         reference=None,
         temperature=np.ones(count, np.float32),
     )
-    zeros = np.zeros(count, np.int64)
     indexed = IndexedRows(
         response_id=names,
-        file=zeros,
+        file=np.zeros(count, np.int64),
         file_row=np.arange(count),
         group=np.arange(count) // SIBLINGS,
         advantage=(reward - reward.mean(1, keepdims=True)).ravel(),
@@ -230,8 +229,6 @@ class TrlSide:
         side = self
 
         class Turns(TrainerCallback):
-            """A step begins when it is asked for, and its end is told."""
-
             def on_step_begin(self, *_: Any, **__: Any) -> None:
                 side.go.acquire()
                 side.excluded, side.began = np.zeros(2), now()
@@ -356,8 +353,7 @@ def facts() -> dict[str, Any]:
     """Where and with what this was measured."""
     names = ("torch", "transformers", "trl")
     found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in names}
-    threads = torch.get_num_threads()
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": threads}
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {**machine, "python": platform.python_version(), **found}
 
 
