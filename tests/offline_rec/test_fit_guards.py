@@ -65,8 +65,8 @@ def broken(monkeypatch):
     def break_row(name, times=10**9):
         left = [times]
 
-        def logprobs(self, rows, index=None):
-            values = original(self, rows, index)
+        def logprobs(self, rows, index=None, **options):
+            values = original(self, rows, index, **options)
             if name in rows.response_id and values.requires_grad and left[0]:
                 left[0] -= 1
                 poison = torch.zeros_like(values)
