@@ -109,7 +109,9 @@ class FitConfig(BaseModel):
     epochs: float | None = Field(None, gt=0, description="Passes over the groups; 1 when steps is null too.")
     groups_per_step: int = Field(32, ge=1, description="Groups of responses in one update.")
     tokens_per_micro_batch: int = Field(
-        16_384, ge=1, description="Padded tokens of a forward pass: memory and speed, not the result."
+        16_384,
+        ge=1,
+        description="Tokens of a micro-batch, a shared prompt once: memory and speed, not the result.",
     )
     lr: float = Field(1e-6, ge=0, description="Peak learning rate of AdamW.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(

@@ -7,7 +7,7 @@ Both are written as a stream and read through a memory map: no memory grows with
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from data_tools.errors import DataError
 from data_tools.schema import ROW_GROUP_ROWS
 from data_tools.shaping.checks import LARGEST
 from offline_rec.data.order import Floats, Ints
+from offline_rec.data.passes import Sharing, cost_of, plan
 
 if TYPE_CHECKING:
     import duckdb
@@ -314,6 +315,22 @@ class Index:
         """Tokens of prompts and responses of each group."""
         tokens: Ints = self._of_groups(groups).column("tokens").to_numpy().astype(np.int64)
         return tokens
+
+    def work(self, groups: Ints, sharing: Sharing) -> Floats:
+        """What each group costs to compute, in tokens that attend to nothing.
+
+        The rows of a group are taken to have prompts of one length, and one prompt where prompts are shared.
+        """
+        found = self._of_groups(groups)
+        work = np.zeros(len(groups))
+        for i, (start, rows, tokens) in enumerate(
+            zip(*(found.column(name).to_pylist() for name in ("start", "rows", "tokens")), strict=True)
+        ):
+            response = self._rows.column("n_tokens").slice(start, rows).to_numpy().astype(np.int64)
+            prompt = np.full(rows, (tokens - response.sum()) // rows)
+            same = np.zeros(rows, np.int64) if sharing.shares else np.arange(rows)
+            work[i] = cost_of(plan(prompt, response, same, sharing), replace(sharing.costs, launch=0.0))
+        return work
 
     def take(self, groups: Ints) -> IndexedRows:
         """The rows of these groups, in the order asked."""

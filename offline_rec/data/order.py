@@ -5,6 +5,7 @@ step reads few row groups while its groups come from many. The n-th group of the
 (snapshot, seed, n) alone, and memory is that of one window.
 """
 
+import heapq
 import itertools
 from dataclasses import dataclass
 
@@ -144,14 +145,26 @@ def _mass_before(first: Ints, priority: Floats) -> Floats:
         return np.cumsum([0.0, *totals])
 
 
-def share_out(cost: Ints, ranks: int) -> list[Ints]:
+def share_out(cost: Ints | Floats, ranks: int) -> list[Ints]:
     """Spread the groups of a step over ranks so that all finish together; positions stay in order.
 
-    Each group goes, dearest first, to the rank with the least work so far.
+    Largest differencing (Karmarkar and Karp, 1982): the two partial spreads that differ most within are
+    joined, the dearest part of one with the cheapest of the other, until one is left. Rank 0 has most.
     """
-    load = np.zeros(ranks, np.int64)
-    owner = np.zeros(len(cost), np.int64)
-    for position in np.argsort(-cost, kind="stable"):
-        owner[position] = np.argmin(load)
-        load[owner[position]] += cost[position]
-    return [np.flatnonzero(owner == rank) for rank in range(ranks)]
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for position, value in enumerate(cost.tolist()):
+        parts: list[tuple[float, list[int]]] = [(value, [position]), *[(0, [])] * (ranks - 1)]
+        heapq.heappush(heap, (-value, position, parts))
+    for number in range(len(cost), 2 * len(cost) - 1):
+        (_, _, one), (_, _, other) = heapq.heappop(heap), heapq.heappop(heap)
+        joined = [(a + b, x + y) for (a, x), (b, y) in zip(one, reversed(other), strict=True)]
+        joined.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (joined[-1][0] - joined[0][0], number, joined))
+    spread = heap[0][2] if heap else [(0, [])] * ranks
+    return [np.array(sorted(positions), np.int64) for _, positions in spread]
+
+
+def imbalance(cost: Ints | Floats, parts: list[Ints]) -> float:
+    """The most work of a rank over the mean of all, 1 at best."""
+    loads = np.array([cost[part].sum() for part in parts], np.float64)
+    return float(loads.max() / loads.mean()) if loads.any() else 1.0

@@ -90,21 +90,3 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
     return Ragged(values, offsets_of(np.concatenate([part.lengths for part in parts])))
-
-
-def micro_batches(lengths: NDArray[np.integer[Any]], token_budget: int) -> list[IntArray]:
-    """Row numbers in batches whose padded size, rows x longest, stays within the budget.
-
-    Longest first, so that the rows of a batch differ little in length; ties keep their order, so equal
-    input gives equal batches. Every row is in exactly one batch; a row that alone exceeds the budget is a
-    batch of its own.
-    """
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    batches = []
-    start = 0
-    while start < len(order):
-        longest = max(int(lengths[order[start]]), 1)
-        stop = start + max(token_budget // longest, 1)
-        batches.append(order[start:stop])
-        start = stop
-    return batches

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from data_tools.errors import DataError
 from offline_rec.data.blocks import Blocks, ListColumn, open_parquet
-from offline_rec.data.ragged import IntArray, Ragged, micro_batches
+from offline_rec.data.ragged import IntArray, Ragged
 
 if TYPE_CHECKING:
     from data_tools.store.dataset import StoredDataset
     from data_tools.store.sidecars import SidecarKind
 
-__all__ = ["Ragged", "RowStore", "Rows", "micro_batches", "ratio_temperature"]
+__all__ = ["Ragged", "RowStore", "Rows", "ratio_temperature"]
 
 CACHE_BYTES = 512 << 20
 """Room for the eight row groups, of at most 64 MiB each, among which training shuffles by default."""

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data_tools.errors import DataError
+from offline_rec.data.passes import Sharing, plan_rows
 from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
 from offline_rec.models.heads import body_of, find_rule
 from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
 from offline_rec.models.logprobs import Weigh, token_logprobs, weighted_logprobs, weighted_sum
-from offline_rec.models.padding import Padded, pad_rows, places, unflatten
+from offline_rec.models.padding import Layout, Sheet, lay_out, places, unflatten
 from offline_rec.models.quiet import quiet
 from offline_rec.models.saving import save_directory, weights_fingerprint
+from offline_rec.models.sharing import carried, find_sharing, new_past
 
 log = logging.getLogger(__name__)
 
 
 class TokenModel(nn.Module):
-    """The language model as a module from padded tokens to the log-probs of the response tokens.
+    """The language model as a module from the layout of rows to the log-probs of their response tokens.
 
     An engine that wraps a module wraps this one: all that a step needs of the model happens in its forward.
     """
@@ -44,32 +47,52 @@ class TokenModel(nn.Module):
                 " which takes more memory",
                 type(model).__name__,
             )
+        self.sharing = find_sharing(model, self)
 
-    def forward(self, padded: Padded, weigh: Weigh | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probs of `padded.targets`, [targets] in at least float32.
+    def forward(self, layout: Layout, weigh: Weigh | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Log-probs of the response tokens, row after row, [targets] in at least float32.
 
         With `weigh`, what `weighted_logprobs` gives: log-probs without gradient, and their weighted sum.
         """
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.
         self.model.train(self.checkpointing and torch.is_grad_enabled())
-        inputs: dict[str, Any] = {
-            "input_ids": padded.ids,
-            "attention_mask": padded.attention,
-            "use_cache": False,
-        }
+        states: list[Tensor] = []
+        pasts: dict[int, Any] = {}
+        for number, sheet in enumerate(layout.sheets):
+            past = None
+            if sheet.keeps:
+                past = pasts[number] = new_past()
+            elif sheet.parent is not None and sheet.follows is not None:
+                past = carried(pasts[sheet.parent], sheet.follows)
+            states.append(self._states(sheet, past)[sheet.predicts])
+        return self._logprobs(torch.cat(states)[layout.order], layout, weigh)
+
+    def _states(self, sheet: Sheet, past: Any) -> Tensor:
+        """Hidden states of all tokens of a sheet, or logits where these are not head times states."""
+        inputs: dict[str, Any] = {"input_ids": sheet.ids, "use_cache": past is not None}
+        if past is not None:
+            inputs["past_key_values"] = past
+        if sheet.attention is not None:
+            inputs["attention_mask"] = sheet.attention
         if self._takes_positions:
-            inputs["position_ids"] = torch.arange(padded.ids.shape[1], device=padded.ids.device)[None]
+            inputs["position_ids"] = sheet.places
+        states: Tensor = (
+            self.model(**inputs).logits if self.rule is None else body_of(self.model)(**inputs)[0]
+        )
+        return states.flatten(0, 1)
+
+    def _logprobs(
+        self, states: Tensor, layout: Layout, weigh: Weigh | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if self.rule is not None:
-            states = body_of(self.model)(**inputs)[0].flatten(0, 1)[padded.positions]
-            head = self.rule.head_of(self.model)
+            head, tempered = self.rule.head_of(self.model), layout.temperature
             if weigh is not None:
-                return weighted_logprobs(states, padded.targets, head, weigh, temperature=padded.temperature)
-            return token_logprobs(states, padded.targets, head, temperature=padded.temperature)
-        logits = self.model(**inputs).logits.flatten(0, 1)[padded.positions]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if padded.temperature is not None:
-            logits = logits / padded.temperature[:, None]
-        logprobs = torch.log_softmax(logits, -1).gather(1, padded.targets[:, None])[:, 0]
+                return weighted_logprobs(states, layout.targets, head, weigh, temperature=tempered)
+            return token_logprobs(states, layout.targets, head, temperature=tempered)
+        logits = states.to(torch.promote_types(states.dtype, torch.float32))
+        if layout.temperature is not None:
+            logits = logits / layout.temperature[:, None]
+        logprobs = torch.log_softmax(logits, -1).gather(1, layout.targets[:, None])[:, 0]
         return logprobs if weigh is None else (logprobs.detach(), weighted_sum(logprobs, weigh))
 
 
@@ -84,6 +107,11 @@ class Policy:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.token_model.checkpointing = True
+            if self.token_model.sharing.shares:
+                log.warning(
+                    "gradient checkpointing: each response is computed with its prompt, because layers that"
+                    " recompute their activations take no keys and values"
+                )
 
     @classmethod
     def load(
@@ -122,21 +150,29 @@ class Policy:
         context: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return context
 
-    def logprobs(self, rows: Rows, index: NDArray[np.integer[Any]] | None = None) -> Tensor:
+    @property
+    def sharing(self) -> Sharing:
+        """How rows are computed; layers that recompute their activations take no keys and values."""
+        found = self.token_model.sharing
+        return replace(found, shares=found.shares and not self.token_model.checkpointing)
+
+    def logprobs(
+        self, rows: Rows, index: NDArray[np.integer[Any]] | None = None, *, passes: int = 0
+    ) -> Tensor:
         """Log-prob of every response token at its row's ratio temperature, [rows, longest response].
 
         0 where padded; in at least float32, differentiable in the parameters. With `index` only those rows,
-        in that order. Raises DataError for token ids outside the vocabulary and sequences beyond the
-        context.
+        in that order. The model's layers run at least `passes` times, so that ranks can meet in them. Raises
+        DataError for token ids outside the vocabulary and sequences beyond the context.
         """
         if index is not None:
             rows = rows.select(index)
         self.check(rows)
         lengths = rows.response_ids.lengths
-        values = self.module(pad_rows(rows, self.device))
+        values = self.module(lay_out(rows, self.device, self.sharing, passes=passes))
         return unflatten(values, lengths, int(lengths.max(initial=0)))
 
-    def weighted_logprobs(self, rows: Rows, weigh: Weigh) -> tuple[Tensor, Tensor]:
+    def weighted_logprobs(self, rows: Rows, weigh: Weigh, *, passes: int = 0) -> tuple[Tensor, Tensor]:
         """The same log-probs without gradient, and the scalar sum(c * log-probs), to be differentiated once.
 
         c = weigh(positions, log-probs) of some of the tokens at a time, [n] each, held fixed: positions are
@@ -147,10 +183,13 @@ class Policy:
         lengths = rows.response_ids.lengths
         width = int(lengths.max(initial=0))
         at = places(lengths, width, self.device)
-        values, total = self.module(
-            pad_rows(rows, self.device), lambda tokens, logprobs: weigh(at[tokens], logprobs)
-        )
+        layout = lay_out(rows, self.device, self.sharing, passes=passes)
+        values, total = self.module(layout, lambda tokens, logprobs: weigh(at[tokens], logprobs))
         return unflatten(values, lengths, width), total
+
+    def passes(self, rows: Rows) -> int:
+        """How often the model's layers run to compute these rows."""
+        return len(plan_rows(rows, self.sharing))
 
     def pad(self, ragged: Ragged, width: int | None = None) -> Tensor:
         """[rows, width] on the policy's device, 0 where padded: values of rows beside their `logprobs`."""

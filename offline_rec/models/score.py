@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.data.fingerprint import fingerprint, same_vocabulary
-from offline_rec.data.ragged import IntArray, Ragged, micro_batches, offsets_of
+from offline_rec.data.packing import micro_batches
+from offline_rec.data.ragged import IntArray, Ragged, offsets_of
 from offline_rec.data.rows import Rows, RowStore
 from offline_rec.data.tokens import TokenPlan, prepare
 from offline_rec.models.policy import Policy
@@ -74,7 +75,7 @@ def score(
     """Score the rows `where` (an SQL condition over `rollouts`; all by default) at their ratio temperatures.
 
     Rows without engine ids (under `retokenise` all) get those of the model's own tokenizer, unless `tokens`
-    says which to use. `token_budget` bounds the padded tokens of one forward pass. Raises DataError if the
+    says which to use. `token_budget` bounds the tokens of one forward pass. Raises DataError if the
     model does not load, or if ids belong to another tokenizer.
     """
     if token_budget < 1:
@@ -165,7 +166,7 @@ def row_logprobs(policy: Policy, rows: Rows, token_budget: int = TOKEN_BUDGET) -
     """Log-probs of the response tokens of all rows at their temperatures, in order, without gradient."""
     offsets = offsets_of(rows.response_ids.lengths)
     values = np.empty(offsets[-1], np.float32)
-    for index in micro_batches(rows.lengths, token_budget):
+    for index in micro_batches(rows, token_budget, policy.sharing):
         together = policy.logprobs(rows, index).float().cpu().numpy()
         for row, computed in zip(index.tolist(), together, strict=True):
             first, last = offsets[row], offsets[row + 1]

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from offline_rec.data.index import Index, IndexedRows
 from offline_rec.data.order import Floats, Ints, share_out, shuffled
-from offline_rec.data.rows import Rows, RowStore, micro_batches
+from offline_rec.data.packing import micro_batches
+from offline_rec.data.passes import Sharing
+from offline_rec.data.rows import Rows, RowStore
 from offline_rec.models.policy import Policy
 from offline_rec.objectives import ratios
 from offline_rec.training.engine import Engine
@@ -45,7 +47,8 @@ class HeldOut:
     def measure(self, engine: Engine, policy: Policy, *, token_budget: int) -> dict[str, float]:
         """The measurements of `summarise`, over the rows of all ranks."""
         own = [
-            _facts(policy, rows, indexed, self.anchor, token_budget) for rows, indexed in self._parts(engine)
+            _facts(policy, rows, indexed, self.anchor, token_budget)
+            for rows, indexed in self._parts(engine, policy.sharing)
         ]
         facts = np.concatenate([*own, np.zeros((0, len(FACTS)))])
         together = np.concatenate(engine.gather(facts))
@@ -53,10 +56,10 @@ class HeldOut:
         ordered = together[np.argsort(together[:, 0], kind="stable")]
         return summarise(dict(zip(FACTS, ordered.T, strict=True)), logged=self.logged)
 
-    def _parts(self, engine: Engine) -> Iterator[tuple[Rows, IndexedRows]]:
+    def _parts(self, engine: Engine, sharing: Sharing) -> Iterator[tuple[Rows, IndexedRows]]:
         """This rank's groups, as many at a time as memory allows."""
-        cost = self.index.tokens(self.groups)
-        mine = self.groups[share_out(cost, engine.world_size)[engine.rank]]
+        work = self.index.work(self.groups, sharing)
+        mine = self.groups[share_out(work, engine.world_size)[engine.rank]]
         ends = np.cumsum(self.index.tokens(mine)) // CHUNK_TOKENS
         for part in np.split(mine, np.flatnonzero(np.diff(ends)) + 1):
             indexed = self.index.take(part)
@@ -114,7 +117,7 @@ def _facts(
     facts = np.zeros((len(rows), len(FACTS)))
     facts[:, 0] = indexed.file * 2.0**40 + indexed.file_row
     facts[:, 1] = indexed.reward
-    for index in micro_batches(rows.lengths, token_budget):
+    for index in micro_batches(rows, token_budget, policy.sharing):
         facts[index, 2:] = _measure(policy, rows.select(index), anchor)
     return facts
 

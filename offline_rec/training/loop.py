@@ -128,6 +128,7 @@ class Loop:
             "seconds": seconds,
             "seconds_waited": waited,
             "tokens_per_second": rows.tokens / seconds,
+            **rows.packing,
         }
         self.step = step
         self._note(record)

@@ -154,6 +154,7 @@ def _assemble(
         groups_per_step=groups_per_step,
         n_groups=visits,
         token_budget=config.tokens_per_micro_batch,
+        sharing=policy.sharing,
         rank=engine.rank,
         world_size=engine.world_size,
         anchor=anchor,

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offline_rec.data.index import Index
-from offline_rec.data.order import Ints, Order, share_out
-from offline_rec.data.rows import RowStore, micro_batches
+from offline_rec.data.order import Ints, Order, imbalance, share_out
+from offline_rec.data.packing import micro_batches
+from offline_rec.data.passes import Sharing, fill_of, plan_rows
+from offline_rec.data.rows import RowStore
 from offline_rec.training.step import StepRows
 
 
@@ -25,6 +27,7 @@ class StepSource:
     groups_per_step: int
     n_groups: int
     token_budget: int
+    sharing: Sharing
     rank: int
     world_size: int
     anchor: str | None
@@ -37,19 +40,25 @@ class StepSource:
     def read(self, step: int) -> StepRows:
         """This rank's rows of a step, cut into micro-batches."""
         groups = self.groups(step)
-        places = share_out(self.index.tokens(groups), self.world_size)[self.rank]
+        alone = self.world_size == 1
+        work = np.ones(len(groups)) if alone else self.index.work(groups, self.sharing)
+        shares = share_out(work, self.world_size)
+        places = shares[self.rank]
         # Every rank takes part in every pass: one without a group lends a row that will weigh nothing.
         lent = places if len(places) else np.zeros(1, np.int64)
         indexed = self.index.take(groups[lent])
         rows = self.store.take(indexed.file, indexed.file_row)
+        batches = micro_batches(rows, self.token_budget, self.sharing) if len(places) else []
+        passes = [one for batch in batches for one in plan_rows(rows.select(batch), self.sharing)]
         return StepRows(
             step=step,
             rows=rows,
             indexed=replace(indexed, group=lent[indexed.group]),
-            batches=micro_batches(rows.lengths, self.token_budget) if len(places) else [],
+            batches=batches,
             anchor=self.anchor,
             tokens=int(self.index.tokens(groups).sum()),
             groups=len(groups),
+            packing={"fill": fill_of(passes), "imbalance": imbalance(work, shares)},
         )
 
 

@@ -32,7 +32,8 @@ class StepRows:
 
     `indexed.group` numbers the groups of the whole step, over all ranks. `anchor` names the field of `rows`
     that ratios are taken against, None where no log-probs are used. `groups` and `tokens` (prompts and
-    responses) count those of all ranks. A rank without a group has one row and no batch.
+    responses) count those of all ranks. A rank without a group has one row and no batch. `packing`: how well
+    the rows fill their passes, and how evenly ranks share the work.
     """
 
     step: int
@@ -42,6 +43,7 @@ class StepRows:
     anchor: str | None
     groups: int
     tokens: int
+    packing: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,13 @@ class StepResult:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one forward pass, and what the objective knows of them, as tensors on the policy's device."""
+    """Rows of one forward pass, and what the objective knows of them, as tensors on the policy's device.
+
+    The model's layers run at least `passes` times for them.
+    """
 
     rows: Rows
+    passes: int
     mask: Tensor  # [B, S]
     behavior: Tensor | None  # [B, S]
     reference: Tensor | None  # [B, S]
@@ -153,28 +159,44 @@ def _forward(
     gradient of the head is taken in its forward pass.
     """
     if known is None and objective.scope != "token":
-        return policy.logprobs(micro.rows), None
+        return policy.logprobs(micro.rows, passes=micro.passes), None
     if known is None:
         blank = torch.zeros(micro.mask.shape, dtype=policy.model.dtype, device=policy.device)
         gradient = objective.token_gradient(micro.signals(objective, blank), normalizer)
     else:
         gradient = objective.token_gradient(known[0], normalizer, known[1].coefficients)
-    return policy.weighted_logprobs(micro.rows, gradient)
+    return policy.weighted_logprobs(micro.rows, gradient, passes=micro.passes)
 
 
 def micro_batches_of(engine: Engine, policy: Policy, step: StepRows) -> list[MicroBatch]:
     """The micro-batches of this rank; all ranks get the same number, so that their forward passes meet.
 
-    What is missing is filled with rows of weight 0, which no sum counts.
+    What is missing is filled with rows of weight 0, which no sum counts; and where ranks meet in every layer,
+    a micro-batch runs the layers as often as on the rank that needs it most.
     """
-    counts = engine.gather(np.array([len(step.batches)]))
-    missing = int(max(count[0] for count in counts)) - len(step.batches)
-    micros = [_micro_batch(policy, step, index) for index in step.batches]
-    filler = [_micro_batch(policy, step, np.zeros(1, np.int64), weight=0.0)] if missing else []
-    return micros + filler * missing
+    together = engine.world_size > 1
+    own = [policy.passes(step.rows.select(index)) if together else 1 for index in step.batches]
+    passes = _most(engine.gather(np.array(own, np.int64)))
+    empty = np.zeros(1, np.int64)
+    return [
+        _micro_batch(policy, step, step.batches[i], passes=most)
+        if i < len(step.batches)
+        else _micro_batch(policy, step, empty, passes=most, weight=0.0)
+        for i, most in enumerate(passes)
+    ]
 
 
-def _micro_batch(policy: Policy, step: StepRows, index: Ints, *, weight: float = 1.0) -> MicroBatch:
+def _most(ranks: Sequence[Ints]) -> list[int]:
+    """The largest of the first, second, ... numbers of all ranks."""
+    most = np.zeros(max(len(numbers) for numbers in ranks), np.int64)
+    for numbers in ranks:
+        most[: len(numbers)] = np.maximum(most[: len(numbers)], numbers)
+    return most.tolist()
+
+
+def _micro_batch(
+    policy: Policy, step: StepRows, index: Ints, *, passes: int, weight: float = 1.0
+) -> MicroBatch:
     rows = step.rows.select(index)
     width = int(rows.response_ids.lengths.max())
     anchor = getattr(rows, step.anchor) if step.anchor else None
@@ -184,6 +206,7 @@ def _micro_batch(policy: Policy, step: StepRows, index: Ints, *, weight: float =
 
     return MicroBatch(
         rows=rows,
+        passes=passes,
         mask=policy.pad(rows.mask, width),
         behavior=None if anchor is None else policy.pad(anchor, width),
         reference=None if rows.reference is None else policy.pad(rows.reference, width),
@@ -212,7 +235,7 @@ def _whole_step(
     engine: Engine, policy: Policy, objective: Objective, micros: Sequence[MicroBatch]
 ) -> _WholeStep:
     with torch.no_grad():
-        own = [micro.signals(objective, policy.logprobs(micro.rows)) for micro in micros]
+        own = [micro.signals(objective, policy.logprobs(micro.rows, passes=micro.passes)) for micro in micros]
     sizes = np.array([len(seen.weights) for seen in own])
     ranks = _gather_signals(engine, concatenate(own))
     before = sum(len(seen.weights) for seen in ranks[: engine.rank])

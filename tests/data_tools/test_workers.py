@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from data_tools.collecting.pipeline import Settings, process
 from data_tools.errors import DataError
 from data_tools.logs.lines import line_blocks
 from data_tools.logs.log import Log
+from data_tools.processes import helpers
 from data_tools.readers.base import BlockReader, RecordReader
 from data_tools.readers.rows import RowsReader
 from tests.data_tools.logged import dataset
@@ -70,13 +70,20 @@ def big_log(tmp_path, monkeypatch):
     return path
 
 
+@pytest.fixture(scope="module")
+def elsewhere():
+    """A process that shares nothing with this one."""
+    with helpers(1) as pool:
+        yield pool
+
+
 def task_of(log, reader, settings):
     scope = Scope(reader.name, reader.fingerprint(log), log.name)
     return workers.Workers(2, settings)._task(log, reader, scope)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_block_is_read_elsewhere_as_it_is_read_here(path):
+def test_a_block_is_read_elsewhere_as_it_is_read_here(path, elsewhere):
     log = Log.at(str(path))
     reader = readers.detect(log)
     if reader is None:
@@ -86,9 +93,8 @@ def test_a_block_is_read_elsewhere_as_it_is_read_here(path):
     if task is None:
         assert not isinstance(reader, BlockReader) or not reader.by_block or log.companions or log.shared
         return
-    sent = pickle.loads(pickle.dumps(task))
     blocks = line_blocks((line + b"\n" for line in path.read_bytes().splitlines()), block_bytes=1)
-    there = [pickle.loads(pickle.dumps(sent(block))) for block in blocks]
+    there = list(elsewhere.map(task, blocks))
     here = [process(chunk, task.scope, Settings()) for chunk in reader.chunks(log)]
     assert pa.concat_tables([made.rows.table for made in there]).equals(
         pa.concat_tables([made.rows.table for made in here])

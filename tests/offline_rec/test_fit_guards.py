@@ -65,8 +65,8 @@ def broken(monkeypatch):
     def break_row(name, times=10**9):
         left = [times]
 
-        def weighted_logprobs(self, rows, weigh):
-            values, total = original(self, rows, weigh)
+        def weighted_logprobs(self, rows, weigh, **options):
+            values, total = original(self, rows, weigh, **options)
             if name in rows.response_id and left[0]:
                 left[0] -= 1
                 values[rows.response_id.index(name)] = float("-inf")

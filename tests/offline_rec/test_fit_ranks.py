@@ -1,8 +1,13 @@
 """Several ranks make the same steps as one: same groups, same metrics, same weights to rounding."""
 
+import threading
+
 import pytest
+import torch
 
 from data_tools.errors import DataError
+from offline_rec.models import sharing
+from offline_rec.models.policy import TokenModel
 from offline_rec.training.fit import fit
 from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world
 from tests.offline_rec.team import run_team
@@ -43,6 +48,29 @@ def test_any_number_of_ranks_makes_the_same_run(folder, algorithm, ranks):
     assert {path.name.split("-")[1] for path in (results[0].out / "lineage").iterdir()} == {
         f"{rank}.parquet" for rank in range(ranks)
     }
+
+
+def test_ranks_meet_in_every_pass_through_the_layers(folder, monkeypatch):
+    """With weights that are spread over ranks, a layer runs only where it runs on all of them."""
+    runs = {}
+    forward = TokenModel.forward
+
+    def counted(self, layout):
+        if torch.is_grad_enabled():
+            runs.setdefault(threading.get_ident(), []).append(len(layout.sheets))
+        return forward(self, layout)
+
+    fit(config(folder, "meeting-1", groups_per_step=5, lr=1e-4))
+    monkeypatch.setattr(TokenModel, "forward", counted)
+    # Without a launch to save, every length has a pass of its own, and ranks differ in these.
+    monkeypatch.setattr(sharing, "CPU_LAUNCH", 0.0)
+    many = config(folder, "meeting-2", groups_per_step=5, lr=1e-4)
+    results = run_team(2, lambda engine: fit(many, engine=engine))
+    assert_same_run(results[0].out, folder / "meeting-1")
+    # The probe of a model that is loaded computes two layouts.
+    one, other = (counts[2:] for counts in runs.values())
+    assert one == other
+    assert max(one) > 2
 
 
 def test_a_rank_without_a_group_still_takes_part(folder):

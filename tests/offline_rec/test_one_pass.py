@@ -69,7 +69,8 @@ def rows_of_a_step(seed: int = 0) -> StepRows:
         reward=np.zeros(9),
     )
     batches = [np.array([4, 0, 7, 2, 8]), np.array([1, 3, 5, 6])]
-    return StepRows(1, rows, indexed, batches, anchor="behavior", groups=3, tokens=int(lengths.sum()))
+    tokens = int(lengths.sum())
+    return StepRows(1, rows, indexed, batches, anchor="behavior", groups=3, tokens=tokens, packing={})
 
 
 def take(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_tools import schema
 from data_tools.errors import DataError
-from offline_rec.data.rows import Ragged, RowStore, micro_batches
+from offline_rec.data.rows import Ragged, RowStore
 from tests.offline_rec.datasets import StubDataset, rollouts
 
 lists_of_rows = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=12)
@@ -36,21 +36,6 @@ def test_arrow_lists_survive_a_round_trip_and_a_slice(rows: list[list[int]]) -> 
     ragged = Ragged.from_arrow(array.slice(1))
     assert ragged.to_arrow().to_pylist() == rows
     assert Ragged.from_arrow(array).lengths.tolist() == [0, *map(len, rows)]
-
-
-@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 100))
-def test_each_row_is_in_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = micro_batches(np.array(lengths, np.int64), budget)
-    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(lengths)))
-    for batch in batches:
-        longest = max(lengths[i] for i in batch.tolist())
-        assert len(batch) == 1 or len(batch) * longest <= budget
-    again = micro_batches(np.array(lengths, np.int64), budget)
-    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in again]
-
-
-def test_micro_batches_go_from_long_to_short_and_keep_ties_in_order() -> None:
-    assert [b.tolist() for b in micro_batches(np.array([2, 5, 2, 5, 2]), 10)] == [[1, 3], [0, 2, 4]]
 
 
 def numbered(first: int, count: int) -> list[dict[str, Any]]:
