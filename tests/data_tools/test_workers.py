@@ -70,44 +70,6 @@ def big_log(tmp_path, monkeypatch):
     return path
 
 
-@pytest.fixture(scope="module")
-def elsewhere():
-    """A process that shares nothing with this one."""
-    with helpers(1) as pool:
-        yield pool
-
-
-def task_of(log, reader, settings):
-    scope = Scope(reader.name, reader.fingerprint(log), log.name)
-    return workers.Workers(2, settings)._task(log, reader, scope)
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_block_is_read_elsewhere_as_it_is_read_here(path, elsewhere):
-    log = Log.at(str(path))
-    reader = readers.detect(log)
-    if reader is None:
-        pytest.skip("no log of its own")
-    [log] = reader.plan([log]) or [log]
-    task = task_of(log, reader, Settings())
-    if task is None:
-        assert not isinstance(reader, BlockReader) or not reader.by_block or log.companions or log.shared
-        return
-    blocks = line_blocks((line + b"\n" for line in path.read_bytes().splitlines()), block_bytes=1)
-    there = list(elsewhere.map(task, blocks))
-    here = [process(chunk, task.scope, Settings()) for chunk in reader.chunks(log)]
-    assert pa.concat_tables([made.rows.table for made in there]).equals(
-        pa.concat_tables([made.rows.table for made in here])
-    )
-    assert [reject for made in there for reject in made.rejects] == [x for made in here for x in made.rejects]
-    assert counted(there) == counted(here)
-    assert sum(made.input_rows for made in there) == sum(made.input_rows for made in here)
-
-
-def counted(chunks):
-    return sum((made.notes.counts for made in chunks), Counter())
-
-
 def test_two_processes_collect_what_one_does(big_log, tmp_path):
     one = data_tools.collect([str(big_log)], tmp_path / "one" / "ds")
     two = data_tools.collect([str(big_log)], tmp_path / "two" / "ds", workers=2)
@@ -160,3 +122,41 @@ def test_a_format_that_adds_to_its_chunks_is_never_read_block_by_block():
     for reader in readers.READERS:
         if isinstance(reader, BlockReader) and reader.by_block:
             assert type(reader).chunks in (RecordReader.chunks, RowsReader.chunks)
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """A process that shares nothing with this one."""
+    with helpers(1) as pool:
+        yield pool
+
+
+def task_of(log, reader, settings):
+    scope = Scope(reader.name, reader.fingerprint(log), log.name)
+    return workers.Workers(2, settings)._task(log, reader, scope)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_block_is_read_elsewhere_as_it_is_read_here(path, elsewhere):
+    log = Log.at(str(path))
+    reader = readers.detect(log)
+    if reader is None:
+        pytest.skip("no log of its own")
+    [log] = reader.plan([log]) or [log]
+    task = task_of(log, reader, Settings())
+    if task is None:
+        assert not isinstance(reader, BlockReader) or not reader.by_block or log.companions or log.shared
+        return
+    blocks = line_blocks((line + b"\n" for line in path.read_bytes().splitlines()), block_bytes=1)
+    there = list(elsewhere.map(task, blocks))
+    here = [process(chunk, task.scope, Settings()) for chunk in reader.chunks(log)]
+    assert pa.concat_tables([made.rows.table for made in there]).equals(
+        pa.concat_tables([made.rows.table for made in here])
+    )
+    assert [reject for made in there for reject in made.rejects] == [x for made in here for x in made.rejects]
+    assert counted(there) == counted(here)
+    assert sum(made.input_rows for made in there) == sum(made.input_rows for made in here)
+
+
+def counted(chunks):
+    return sum((made.notes.counts for made in chunks), Counter())
