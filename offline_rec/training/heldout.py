@@ -45,13 +45,25 @@ class HeldOut:
     def measure(self, engine: Engine, policy: Policy, *, token_budget: int) -> dict[str, float]:
         """The measurements of `summarise`, over the rows of all ranks."""
         own = [
-            _facts(policy, rows, indexed, self.anchor, token_budget) for rows, indexed in self._parts(engine)
+            _facts(engine, policy, rows, indexed, anchor=self.anchor, token_budget=token_budget)
+            for rows, indexed in self._parts(engine)
         ]
+        self._lend_passes(engine, policy)
         facts = np.concatenate([*own, np.zeros((0, len(FACTS)))])
         together = np.concatenate(engine.gather(facts))
         # In one order, so that sums do not depend on which rank had a row.
         ordered = together[np.argsort(together[:, 0], kind="stable")]
         return summarise(dict(zip(FACTS, ordered.T, strict=True)), logged=self.logged)
+
+    def _lend_passes(self, engine: Engine, policy: Policy) -> None:
+        """Take part in the forward passes of ranks that have more of them: sharded weights need all ranks."""
+        lent: Rows | None = None
+        while _any_rank_goes_on(engine, own=False):
+            if lent is None:
+                indexed = self.index.take(self.groups[:1])
+                lent = self.store.take(indexed.file, indexed.file_row).select(np.zeros(1, np.int64))
+            with torch.no_grad():
+                policy.logprobs(lent)
 
     def _parts(self, engine: Engine) -> Iterator[tuple[Rows, IndexedRows]]:
         """This rank's groups, as many at a time as memory allows."""
@@ -107,14 +119,25 @@ def _effective_share(log_ratio: Floats) -> float:
     return float(1 / (len(log_ratio) * np.square(_self_normalised(log_ratio)).sum()))
 
 
+def _any_rank_goes_on(engine: Engine, *, own: bool) -> bool:
+    return float(engine.all_reduce_sum(torch.tensor(float(own)))) > 0
+
+
 def _facts(
-    policy: Policy, rows: Rows, indexed: IndexedRows, anchor: str | None, token_budget: int
+    engine: Engine,
+    policy: Policy,
+    rows: Rows,
+    indexed: IndexedRows,
+    *,
+    anchor: str | None,
+    token_budget: int,
 ) -> NDArray[np.float64]:
     """`FACTS` of each row, [rows, facts]."""
     facts = np.zeros((len(rows), len(FACTS)))
     facts[:, 0] = indexed.file * 2.0**40 + indexed.file_row
     facts[:, 1] = indexed.reward
     for index in micro_batches(rows.lengths, token_budget):
+        _any_rank_goes_on(engine, own=True)
         facts[index, 2:] = _measure(policy, rows.select(index), anchor)
     return facts
 
