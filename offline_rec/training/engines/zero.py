@@ -72,6 +72,7 @@ class ZeroEngine(Ranks):
             self._engine, *_ = self._deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self._config(settings), dist_init_required=False
             )
+        self._begin_state()
         engine: nn.Module = self._engine
         return engine
 
@@ -142,7 +143,6 @@ class ZeroEngine(Ranks):
     def load(self, folder: Path) -> None:
         """Read what `save` of any engine wrote; each rank keeps its share."""
         saved = SavedState(folder)
-        self._begin_state()
         steps = [0.0]
         for name, parameter in self._params.items():
             found = saved.take(name, self._shapes[name])
@@ -159,16 +159,15 @@ class ZeroEngine(Ranks):
             state["step"].fill_(max(steps))
 
     def _begin_state(self) -> None:
-        """Make AdamW's state before its first step, so that it can be filled."""
-        optimizer = self._engine.optimizer
+        """Make AdamW's state before its first step, so that it can be filled.
+
+        DeepSpeed looks for it after the step of the first parameter group, and finds that group's alone.
+        """
         for partition in self._partitions():
-            if partition not in self._adam.state:
-                self._adam.state[partition] = {
-                    "step": torch.zeros((), dtype=torch.float32),
-                    **{key: torch.zeros_like(partition) for key in MOMENTS},
-                }
+            moments = {key: torch.zeros_like(partition) for key in MOMENTS}
+            self._adam.state[partition] = {"step": torch.zeros((), dtype=torch.float32), **moments}
         if self.stage in (1, 2):
-            optimizer._lazy_init_hp_params_optimizer_state()
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _partitions(self) -> list[Tensor]:
         """The float32 tensors that this rank's AdamW updates."""
@@ -204,8 +203,6 @@ class ZeroEngine(Ranks):
         return found
 
     def _pieces(self) -> list[Piece]:
-        if not self._adam.state:
-            return []
         step = next(iter(self._adam.state.values()))["step"]
         pieces = []
         for name, parameter in self._params.items():
