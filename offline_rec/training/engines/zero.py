@@ -6,10 +6,13 @@ the loop says so (`managed_gradient_accumulation` is off). Clipping is the plain
 """
 
 import importlib.util
+import io
 import logging
+import math
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +68,7 @@ class ZeroEngine(Ranks):
         )
         if isinstance(optimizer, _GuardedAdamW):
             optimizer.max_grad_norm = settings.max_grad_norm
-        with quiet():
+        with quiet(), redirect_stdout(io.StringIO()):
             if self.stage == 3 and isinstance(model, TokenModel):
                 for parameter in model.read_directly():
                     self._deepspeed.zero.register_external_parameter(model, parameter)
@@ -111,7 +114,10 @@ class ZeroEngine(Ranks):
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
-        return float(self._engine.optimizer._global_grad_norm)
+        norm = float(self._engine.optimizer._global_grad_norm)
+        if not math.isfinite(norm):
+            self._forget_offloaded()
+        return norm
 
     def zero(self) -> None:
         """Clear the gradient: DeepSpeed does so in a step that it takes to be not finite."""
@@ -124,6 +130,13 @@ class ZeroEngine(Ranks):
         else:
             with _spoilt(optimizer):
                 self._engine.step()
+            self._forget_offloaded()
+
+    def _forget_offloaded(self) -> None:
+        """Drop the sum of gradients that DeepSpeed keeps after a skipped step of stage 1 or 2 with offload."""
+        if self.stage in (1, 2) and self.offload:
+            for group in self._engine.optimizer.averaged_gradients:
+                self._engine.optimizer.averaged_gradients[group] = None
 
     def weights(self) -> dict[str, Tensor] | None:
         """The full weights on rank 0, gathered one by one; persistent buffers with them."""
@@ -263,6 +276,8 @@ def _load(device: torch.device) -> Any:
         # Sums over shared memory would be compiled at the first start, in minutes.
         ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    # DeepSpeed calls functions that torch has renamed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     return deepspeed
 
 
