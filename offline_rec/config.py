@@ -135,7 +135,7 @@ class FitConfig(BaseModel):
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower.")
     engine: Literal["auto", "torch", "ddp", "deepspeed"] = Field(
         "auto",
-        description="What computes gradients; auto = torch in one process, ddp in several, deepspeed with ZeRO.",
+        description="What computes gradients; auto = torch, ddp in many processes, deepspeed with ZeRO.",
     )
     zero_stage: Literal[0, 1, 2, 3] | None = Field(
         None, description="What DeepSpeed's ranks share out, 0 to 3; null = 2 if the engine is deepspeed."
@@ -176,7 +176,8 @@ class FitConfig(BaseModel):
     def _engine_shards(self) -> Self:
         sharding = "offload" if self.offload else f"zero_stage {self.zero_stage}"
         if self.engine in ("torch", "ddp") and (self.offload or self.zero_stage is not None):
-            raise ConfigError(f"{sharding} is for DeepSpeed, and engine is {self.engine}", "use engine=deepspeed")
+            told = f"{sharding} is for DeepSpeed, and engine is {self.engine}"
+            raise ConfigError(told, "use engine=deepspeed, or leave it at auto")
         if self.offload and self.zero_stage == 0:
             raise ConfigError("ZeRO stage 0 offloads nothing", "use zero_stage 1, 2 or 3 with offload")
         return self

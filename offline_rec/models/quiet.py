@@ -1,6 +1,7 @@
 """Silence for libraries that print to a terminal which is not theirs."""
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,16 +10,33 @@ from contextlib import contextmanager
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers, and what it imports, from logging, warning and drawing progress bars."""
-    disabled = logging.root.manager.disable
     # Importing transformers may import DeepSpeed, whose logger writes as soon as it exists.
-    logging.disable(logging.WARNING)
+    _hush()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with _without_bars():
                 yield
     finally:
-        logging.disable(disabled)
+        _speak()
+
+
+_lock = threading.Lock()
+_before: list[int] = []
+
+
+def _hush() -> None:
+    with _lock:
+        _before.append(logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+
+
+def _speak() -> None:
+    """Restore what was before the first of those that overlap, in other threads too, once the last ends."""
+    with _lock:
+        level = _before.pop() if len(_before) == 1 else _before.pop(1)
+        if not _before:
+            logging.disable(level)
 
 
 @contextmanager

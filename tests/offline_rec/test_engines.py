@@ -20,7 +20,7 @@ ACCUMULATION = {"whole": {"tokens_per_micro_batch": 4096}, "pieces": {"tokens_pe
 AXES = (ACCUMULATION,)
 
 FITTED = ("ddp", "zero-0", "zero-1", "zero-2", "zero-3")
-BASIS = {"lr": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+BASIS = {"lr": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "save_every": 3, "eval_every": 3}
 HALF, WHOLE = 3, 6
 GOES_ON = {"ddp": "zero-3", "zero-1": "ddp", "zero-3": "zero-2", "torch": "zero-3"}
 """Which engine of two processes is resumed by which engine of four."""
@@ -122,7 +122,9 @@ def tolerance(dtype):
 
 def assert_same_story(ours, theirs, dtype):
     norms = [load_file(story / "norms.safetensors")["norms"] for story in (ours, theirs)]
-    assert norms[0].isfinite().tolist() == norms[1].isfinite().tolist() == [True, True, True, False, True, True]
+    assert (
+        norms[0].isfinite().tolist() == norms[1].isfinite().tolist() == [True, True, True, False, True, True]
+    )
     finite = norms[1].isfinite()
     torch.testing.assert_close(norms[0][finite], norms[1][finite], rtol=1e-5 + tolerance(dtype), atol=0)
     weights = [load_file(story / "weights.safetensors") for story in (ours, theirs)]

@@ -21,7 +21,8 @@ def choose_engine(config: FitConfig) -> Engine:
     if name == "torch":
         if place.size > 1:
             raise ConfigError(
-                f"engine torch is one process, and there are {place.size}", "use --set engine=auto, ddp or deepspeed"
+                f"engine torch is one process, and there are {place.size}",
+                "use --set engine=auto, ddp or deepspeed",
             )
         from offline_rec.training.engines.plain import TorchEngine
 

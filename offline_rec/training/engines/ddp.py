@@ -68,5 +68,5 @@ def _sum(bucket: list[Tensor]) -> None:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
     dist.all_reduce(flat)
-    for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+    for tensor, part in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -47,7 +47,7 @@ class _Rank:
         return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
 
 
-def launch(command: Sequence[str], count: int, *, environment: Mapping[str, str] | None = None) -> int:
+def launch(command: Sequence[str], count: int) -> int:
     """Run `command` in `count` processes; returns the exit code of rank 0, whose output is shown.
 
     SIGINT and SIGTERM are passed on to every rank. `DataError` names the rank that ended on its own and took
@@ -59,7 +59,7 @@ def launch(command: Sequence[str], count: int, *, environment: Mapping[str, str]
         with _passing_on(ranks):
             port = _free_port()
             for number in range(count):
-                ranks.append(_start(command, number, count, port, lifeline, environment or {}))
+                ranks.append(_start(command, number, count, port, lifeline))
             _wait(ranks)
     finally:
         for rank in ranks:
@@ -92,23 +92,21 @@ def follow_launcher() -> bool:
     return True
 
 
-def _start(
-    command: Sequence[str], number: int, count: int, port: int, lifeline: int, environment: Mapping[str, str]
-) -> _Rank:
-    threads = max(1, (os.cpu_count() or 1) // count)
+def _start(command: Sequence[str], number: int, count: int, port: int, lifeline: int) -> _Rank:
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
     told = {
-        "RANK": number,
-        "LOCAL_RANK": number,
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        LIFELINE: lifeline,
+        "MASTER_PORT": str(port),
+        LIFELINE: str(lifeline),
     }
-    stderr = tempfile.TemporaryFile()
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by launch
     process = subprocess.Popen(
         list(command),
-        env={"OMP_NUM_THREADS": str(threads), **os.environ, **{k: str(v) for k, v in told.items()}, **environment},
+        env={**threads, **os.environ, **told},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if number else None,
         stderr=stderr if number else None,
@@ -149,20 +147,18 @@ def _passing_on(ranks: list[_Rank]) -> Iterator[None]:
 
 
 def _wait(ranks: list[_Rank]) -> None:
-    """Until all ranks have ended; after a failure the rest may end by itself, then is told to, then killed."""
+    """Until all ranks have ended. After a failure the rest may end by itself, is told to, is killed."""
     failed_at: float | None = None
     orders = [signal.SIGTERM, signal.SIGKILL]
-    while any(rank.process.poll() is None for rank in ranks):
+    while running := [rank for rank in ranks if rank.process.poll() is None]:
         time.sleep(POLL_SECONDS)
         if failed_at is None:
-            if any(rank.process.poll() for rank in ranks):
-                failed_at = time.monotonic()
+            failed_at = time.monotonic() if any(rank.process.poll() for rank in ranks) else None
         elif orders and time.monotonic() - failed_at > FAREWELL_SECONDS:
             order, failed_at = orders.pop(0), time.monotonic()
-            for rank in ranks:
-                if rank.process.poll() is None:
-                    rank.process.send_signal(order)
-                    rank.ended_by_us = True
+            for rank in running:
+                rank.ended_by_us = True
+                rank.process.send_signal(order)
 
 
 def _blame(ranks: list[_Rank]) -> None:

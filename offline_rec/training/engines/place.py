@@ -34,6 +34,6 @@ class Place:
             return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), launched=True)
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                "RANK is set in the environment, but WORLD_SIZE and LOCAL_RANK are not whole numbers beside it",
+                "RANK is in the environment, but WORLD_SIZE and LOCAL_RANK are not numbers beside it",
                 "start with --processes N, --gpus N or torchrun, or unset RANK",
             ) from error

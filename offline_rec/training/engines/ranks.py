@@ -17,8 +17,8 @@ from offline_rec.models.loading import choose_device
 from offline_rec.training.engines.place import LostRank, Place
 
 PATIENCE = timedelta(days=7)
-"""How long ranks wait for one that does something alone, such as scoring a dataset. A rank that dies closes its
-connections, which ends the wait at once."""
+"""How long ranks wait for one that does something alone, such as scoring a dataset. A rank that dies closes
+its connections, which ends the wait at once."""
 
 SIGNS = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "recvValue", "TCPStore")
 """What the errors of torch.distributed say when a rank has gone."""
@@ -106,7 +106,8 @@ def _open_group(backend: str, place: Place) -> None:
     if place.launched:
         dist.init_process_group(backend)
         return
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 @contextmanager

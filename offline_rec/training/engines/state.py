@@ -1,4 +1,4 @@
-"""`optimizer.safetensors`: whole tensors under `KEY/PARAMETER`, the same from every engine and number of ranks.
+"""`optimizer.safetensors`: whole tensors under `KEY/PARAMETER`, the same from every engine.
 
 Keys are those of AdamW's state, and `weight` for the float32 copy of a half-precision parameter. Tensors are
 written and read one at a time, so that no rank ever holds all of them.
@@ -52,12 +52,17 @@ def write_state(folder: Path, pieces: Sequence[Piece], *, leads: bool) -> None:
         with path.open("wb") as file:
             file.write(_header(pieces))
             for piece in pieces:
-                tensor = piece.take().detach().to("cpu", piece.dtype).contiguous()
-                if tuple(tensor.shape) != piece.shape:
-                    raise RuntimeError(f"{piece.name} is {tuple(tensor.shape)}, not {piece.shape}")
-                file.write(tensor.reshape(-1).numpy().data)
+                file.write(_content(piece))
     except OSError as error:
         raise write_error(str(path), error) from error
+
+
+def _content(piece: Piece) -> memoryview:
+    tensor = piece.take().detach().to("cpu", piece.dtype)
+    if tuple(tensor.shape) != piece.shape:  # the header is written already
+        raise RuntimeError(f"{piece.name} is {tuple(tensor.shape)}, not {piece.shape}")
+    content: memoryview = tensor.reshape(-1).numpy().data
+    return content
 
 
 def _header(pieces: Sequence[Piece]) -> bytes:
@@ -81,8 +86,9 @@ class SavedState:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = safe_open(folder / OPTIMIZER_FILE, framework="pt")
-        self._left = set(self._file.keys())
+        opened: Any = safe_open(folder / OPTIMIZER_FILE, framework="pt")
+        self._file = opened
+        self._left = set(opened.keys())
 
     def take(self, name: str, shape: Sequence[int]) -> dict[str, Tensor]:
         """What is saved of a parameter, by key; `DataError` if it has another shape."""

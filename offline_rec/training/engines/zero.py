@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO: ranks share out the optimizer's state (stage 1), gradients (2) and weights (3).
 
 DeepSpeed averages over ranks and micro-batches, and counts the latter ahead of time. Here losses are summed:
-they are multiplied by the number of ranks, never divided by a number of micro-batches, and the step ends where
-the loop says so (`managed_gradient_accumulation` is off). Clipping is the plain engine's own formula.
+they are multiplied by the number of ranks, never divided by a number of micro-batches, and the step ends
+where the loop says so (`managed_gradient_accumulation` is off). Clipping is the plain engine's own formula.
 """
 
 import importlib.util
@@ -30,9 +30,11 @@ from offline_rec.training.engines.state import Piece, SavedState, write_state
 
 BUCKET_ELEMENTS = 1 << 25
 PERSISTENT_ELEMENTS = 100_000
-"""Parameters up to this size stay whole on every rank under stage 3: gathering them costs more than they do."""
+"""Parameters up to this size stay whole on every rank under stage 3: gathering costs more than they do."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PARTITIONS = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+"""Where DeepSpeed's optimizers of stage 3, of 1 and 2, and of 1 in bfloat16 hold their float32 weights."""
 
 
 class ZeroEngine(Ranks):
@@ -133,7 +135,7 @@ class ZeroEngine(Ranks):
             self._forget_offloaded()
 
     def _forget_offloaded(self) -> None:
-        """Drop the sum of gradients that DeepSpeed keeps after a skipped step of stage 1 or 2 with offload."""
+        """Drop the gradients that DeepSpeed keeps after a skipped step of stage 1 or 2 with offload."""
         if self.stage in (1, 2) and self.offload:
             for group in self._engine.optimizer.averaged_gradients:
                 self._engine.optimizer.averaged_gradients[group] = None
@@ -184,19 +186,20 @@ class ZeroEngine(Ranks):
 
     def _partitions(self) -> list[Tensor]:
         """The float32 tensors that this rank's AdamW updates."""
-        names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-        held = next((getattr(self._engine.optimizer, n) for n in names if hasattr(self._engine.optimizer, n)), None)
-        return list(self._params.values()) if held is None else list(held)
+        for name in PARTITIONS:
+            if hasattr(self._engine.optimizer, name):
+                return list(getattr(self._engine.optimizer, name))
+        return list(self._params.values())
 
     def _put(self, parameter: nn.Parameter, value: Tensor, key: str | None) -> None:
-        """Keep this rank's share of a whole tensor: of AdamW's state, or the float32 weight if key is None."""
+        """Keep this rank's share of a whole tensor of AdamW's state; of the float32 weight if key is None."""
         from deepspeed import utils
 
         if self.stage == 0:
             self._adam.state[parameter][key].copy_(value)
         elif self.stage == 3:
             # DeepSpeed's own way of setting a whole tensor fails where ranks do not divide it.
-            share = parameter.ds_tensor.numel()
+            share: int = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
             flat = nn.functional.pad(value.reshape(-1), (0, share * self.world_size - value.numel()))
             part = flat[self.rank * share : (self.rank + 1) * share].to(self.device)
             if key is None:
