@@ -32,9 +32,9 @@ def _hush() -> None:
 
 
 def _speak() -> None:
-    """Restore what was before the first of those that overlap, in other threads too, once the last ends."""
+    """Restore what was before the first of those that overlap, as threads may, once the last ends."""
     with _lock:
-        level = _before.pop() if len(_before) == 1 else _before.pop(1)
+        level = _before.pop()
         if not _before:
             logging.disable(level)
 

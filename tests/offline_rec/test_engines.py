@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from offline_rec.training.fit import fit
 from offline_rec.training.metrics import read_metrics
+from tests import tiny
 from tests.offline_rec.fitting import assert_same_run, config, world
 from tests.offline_rec.ranks import ENGINES, alone, fit_job, run_jobs, story_job
 
@@ -24,6 +25,15 @@ BASIS = {"lr": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "save_every": 3,
 HALF, WHOLE = 3, 6
 GOES_ON = {"ddp": "zero-3", "zero-1": "ddp", "zero-3": "zero-2", "torch": "zero-3"}
 """Which engine of two processes is resumed by which engine of four."""
+
+HARD = {
+    "tied-recomputed": {"model": "tied", "gradient_checkpointing": True},
+    "whole-step": {"algorithm": "opmd-pairwise"},
+    "few-groups": {"groups_per_step": 1},
+}
+"""A head that is the embedding, layers that run twice, passes without gradient, a rank without a group."""
+
+HARD_FOR = ("ddp", "zero-3")
 
 DTYPES = ("float32", "bfloat16")
 STORIES = [
@@ -40,6 +50,10 @@ def cells():
         yield "-".join(names), {key: value for part in fields for key, value in part.items()}
 
 
+def hard(folder, model="m", **fields):
+    return BASIS | {"model": str(folder / model), "tokens_per_micro_batch": 40} | fields
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return world(tmp_path_factory.mktemp("world"))
@@ -52,6 +66,12 @@ def two(folder):
         fit_job(config(folder, f"{name}-{engine}", **BASIS | fields | ENGINES[engine]))
         for name, fields in cells()
         for engine in FITTED
+    ]
+    tiny.save(folder / "tied", tied=True)
+    jobs += [
+        fit_job(config(folder, f"{name}-{engine}", **hard(folder, **fields), **ENGINES[engine]))
+        for name, fields in HARD.items()
+        for engine in HARD_FOR
     ]
     halves = [engine for engine in GOES_ON if engine != "torch"]
     jobs += [
@@ -95,6 +115,15 @@ def test_two_processes_train_as_one(two, engine, name, fields):
     assert_same_run(two / f"{name}-{engine}", one)
     # Neither clipping nor the split into micro-batches would be tested otherwise.
     assert max(record["grad_norm"] for record in read_metrics(one) if record["step"]) > BASIS["max_grad_norm"]
+
+
+@pytest.mark.parametrize("engine", HARD_FOR)
+@pytest.mark.parametrize("name", HARD)
+def test_what_is_hard_to_shard_trains_as_in_one_process(two, engine, name):
+    one = two / f"{name}-torch"
+    if not one.exists():
+        fit(config(two, one.name, **hard(two, **HARD[name])))
+    assert_same_run(two / f"{name}-{engine}", one)
 
 
 @pytest.mark.parametrize(("engine", "dtype"), STORIES)

@@ -1,5 +1,6 @@
 """What engines of several processes share: how ranks meet, and what they exchange."""
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,9 +65,10 @@ class Ranks:
         dist.barrier(group=self._control)
 
     def close(self) -> None:
-        """Leave the process group, if this engine made it."""
+        """Wait for the others. The process group stays, for a next engine, until this process ends well."""
+        self.barrier()
         if self._made_group:
-            dist.destroy_process_group()
+            atexit.register(dist.destroy_process_group)
 
     def share(self, model: nn.Module) -> None:
         """Give all ranks the parameters of rank 0: a copy of the model that differs would drift unseen."""
