@@ -45,11 +45,6 @@ class TokenModel(nn.Module):
                 type(model).__name__,
             )
 
-    def read_directly(self) -> list[nn.Parameter]:
-        """The parameters that `forward` reads itself, outside the layer that they belong to."""
-        head = self.model.get_output_embeddings()
-        return [] if self.rule is None else [p for p in (head.weight, head.bias) if p is not None]
-
     def forward(self, padded: Padded) -> Tensor:
         """Log-probs of `padded.targets`, [targets] in at least float32."""
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.

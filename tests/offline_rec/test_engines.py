@@ -3,13 +3,19 @@
 Everything here happens in two launches, of two and of four processes.
 """
 
+import copy
 import itertools
 import shutil
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 
+from offline_rec.training.engine import OptimizerSettings
+from offline_rec.training.engines.ddp import DdpEngine, buckets
 from offline_rec.training.fit import fit
 from offline_rec.training.metrics import read_metrics
 from tests import tiny
@@ -22,6 +28,7 @@ AXES = (ACCUMULATION,)
 
 FITTED = ("ddp", "zero-0", "zero-1", "zero-2", "zero-3")
 BASIS = {"lr": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "save_every": 3, "eval_every": 3}
+SHORT = BASIS | {"steps": 4, "save_every": 4, "eval_every": 4}
 HALF, WHOLE = 3, 6
 GOES_ON = {"ddp": "zero-3", "zero-1": "ddp", "zero-3": "zero-2", "torch": "zero-3"}
 """Which engine of two processes is resumed by which engine of four."""
@@ -34,6 +41,8 @@ HARD = {
 """A head that is the embedding, layers that run twice, passes without gradient, a rank without a group."""
 
 HARD_FOR = ("ddp", "zero-3")
+
+BUCKETED = [(n, torch.float32) for n in (3, 1, 2, 9, 1)] + [(1, torch.float64)] * 2
 
 DTYPES = ("float32", "bfloat16")
 STORIES = [
@@ -51,7 +60,7 @@ def cells():
 
 
 def hard(folder, model="m", **fields):
-    return BASIS | {"model": str(folder / model), "tokens_per_micro_batch": 40} | fields
+    return SHORT | {"model": str(folder / model), "tokens_per_micro_batch": 40} | fields
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def folder(tmp_path_factory):
 def two(folder):
     """What two processes do: the matrix, halves of runs, and the story of every engine."""
     jobs = [
-        fit_job(config(folder, f"{name}-{engine}", **BASIS | fields | ENGINES[engine]))
+        fit_job(config(folder, f"{name}-{engine}", **SHORT | fields | ENGINES[engine]))
         for name, fields in cells()
         for engine in FITTED
     ]
@@ -111,7 +120,7 @@ def whole(folder):
 def test_two_processes_train_as_one(two, engine, name, fields):
     one = two / f"{name}-torch"
     if not one.exists():
-        fit(config(two, one.name, **BASIS | fields))
+        fit(config(two, one.name, **SHORT | fields))
     assert_same_run(two / f"{name}-{engine}", one)
     # Neither clipping nor the split into micro-batches would be tested otherwise.
     assert max(record["grad_norm"] for record in read_metrics(one) if record["step"]) > BASIS["max_grad_norm"]
@@ -171,3 +180,25 @@ def test_one_process_goes_on_with_the_run_of_two(two, whole, engine):
 @pytest.mark.parametrize("engine", GOES_ON)
 def test_four_processes_with_another_engine_go_on_with_the_run_of_two(four, whole, engine):
     assert_same_run(four / f"{engine}-{GOES_ON[engine]}", whole)
+
+
+def test_a_parameter_that_nothing_uses_is_left_alone():
+    # In this process, as the only rank: weight decay would move what has a gradient of 0.
+    engine = DdpEngine("cpu")
+    try:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        before = copy.deepcopy(model.state_dict())
+        engine.prepare(model, OptimizerSettings(weight_decay=0.5))
+        engine.backward(model[0](torch.ones(2)).sum())
+        engine.step(0.1)
+        assert not torch.equal(model[0].weight, before["0.weight"])
+        assert torch.equal(model[1].weight, before["1.weight"])
+        arrays = engine.gather(np.zeros((0, 7), np.bool_))
+        assert (len(arrays), arrays[0].shape, arrays[0].dtype) == (1, (0, 7), np.bool_)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gradients_are_summed_in_buckets_of_one_dtype():
+    tensors = [torch.zeros(n, dtype=dtype) for n, dtype in BUCKETED]
+    assert [[t.numel() for t in bucket] for bucket in buckets(tensors, 4)] == [[3, 1], [2], [9], [1], [1, 1]]

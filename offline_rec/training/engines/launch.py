@@ -73,7 +73,8 @@ def launch(command: Sequence[str], count: int) -> int:
     finally:
         for rank in ranks:
             rank.stderr.close()
-    return ranks[0].process.returncode
+    code = ranks[0].process.returncode
+    return code if code >= 0 else 1
 
 
 def follow_launcher() -> bool:
@@ -133,8 +134,8 @@ def _passing_on(ranks: list[_Rank]) -> Iterator[None]:
         received += 1
         for rank in ranks:
             if rank.process.poll() is None:
+                rank.ended_by_us = True
                 rank.process.send_signal(number if received < 3 else signal.SIGKILL)
-                rank.ended_by_us = received > 1
 
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,7 +52,7 @@ class Ranks:
         shapes = self._gather_alike(torch.tensor(array.shape, dtype=torch.int64))
         sizes = [tuple(int(n) for n in shape) for shape in shapes]
         longest = max(int(np.prod(size)) for size in sizes) * array.itemsize
-        own = torch.zeros(longest, dtype=torch.uint8)
+        own = torch.zeros(max(longest, 1), dtype=torch.uint8)
         flat = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         own[: len(flat)] = torch.from_numpy(flat.copy())
         found = []
@@ -121,7 +122,7 @@ def together(rank: int) -> Iterator[None]:
         text = str(error)
         if not (isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)):
             raise
-        first = text.splitlines()[0] if text else type(error).__name__
+        first = re.sub(r"^\[[^\]]*\] ", "", text.splitlines()[0]).split(". ")[0] if text else "no answer"
         raise LostRank(
             f"rank {rank} lost the others: {first}",
             f"see what the other processes say (this is process {os.getpid()}), then go on with --resume",

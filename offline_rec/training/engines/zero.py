@@ -3,6 +3,7 @@
 DeepSpeed averages over ranks and micro-batches, and counts the latter ahead of time. Here losses are summed:
 they are multiplied by the number of ranks, never divided by a number of micro-batches, and the step ends
 where the loop says so (`managed_gradient_accumulation` is off). Clipping is the plain engine's own formula.
+A weight that is read outside its layer, as the log-prob head does, is found and gathered by DeepSpeed.
 """
 
 import importlib.util
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from data_tools.errors import ConfigError, MissingExtra
-from offline_rec.models.policy import TokenModel
 from offline_rec.models.quiet import quiet
 from offline_rec.training.engine import OptimizerSettings
 from offline_rec.training.engines.plain import adamw
@@ -71,9 +71,6 @@ class ZeroEngine(Ranks):
         if isinstance(optimizer, _GuardedAdamW):
             optimizer.max_grad_norm = settings.max_grad_norm
         with quiet(), redirect_stdout(io.StringIO()):
-            if self.stage == 3 and isinstance(model, TokenModel):
-                for parameter in model.read_directly():
-                    self._deepspeed.zero.register_external_parameter(model, parameter)
             self._engine, *_ = self._deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self._config(settings), dist_init_required=False
             )
