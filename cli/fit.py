@@ -13,7 +13,7 @@ import click
 from cli.options import DEBUG, F, command, json_option
 from cli.output import show
 from cli.progress import Bar, progress
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, Interrupted
 from offline_rec.config import CONFIG_FILE, FitConfig, Sql, fit_config, to_yaml
 from offline_rec.training.engines.launch import follow_launcher, launch
 from offline_rec.training.engines.place import LOST, LostRank, Place
@@ -121,9 +121,17 @@ def fit(
         found = explained(config)
         show(found.facts(), as_json) if as_json else click.echo(found.text())
     elif processes or gpus:
+        chosen = {"--processes": processes, "--gpus": gpus, "--device": flags["device"]}
+        _check_one([name for name, value in chosen.items() if value])
         _launch(config, processes, gpus, resume=resume, as_json=as_json)
     else:
         _run(config, resume=resume, as_json=as_json)
+
+
+def _check_one(given: list[str]) -> None:
+    """The number of processes says which device they use."""
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are both given", "give one of them")
 
 
 def _run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
@@ -139,6 +147,10 @@ def _run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
         if launched:  # the launcher knows which one it was
             raise click.exceptions.Exit(LOST) from error
         raise
+    except Interrupted as error:
+        if not leads:
+            raise click.exceptions.Exit(error.exit_code) from error
+        raise
     if not leads:
         return
     if as_json:
@@ -151,14 +163,11 @@ def _launch(
     config: FitConfig, processes: int | None, gpus: int | None, *, resume: bool, as_json: bool
 ) -> None:
     """Run this command in several processes, with the configuration as it was resolved."""
-    if processes and gpus:
-        raise ConfigError("--processes and --gpus are both given", "give one of them")
     if Place.here().launched:
         raise ConfigError(
             "a launcher has started this process already (RANK is set)", "leave --processes and --gpus out"
         )
-    device = config.device if config.device != "auto" else "cuda" if gpus else "cpu"
-    config = config.model_copy(update={"device": device})
+    config = config.model_copy(update={"device": "cuda" if gpus else "cpu"})
     flags = {"--resume": resume, "--json": as_json, "--debug": click.get_current_context().meta.get(DEBUG)}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(to_yaml(config))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_rec.config import to_yaml
+from offline_rec.config import fit_config, to_yaml
 from offline_rec.training import checkpoint
 from offline_rec.training.fit import fit
 from offline_rec.training.metrics import read_metrics
@@ -87,6 +87,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_through_an_interrupt_to_the_
     ("arguments", "message"),
     [
         (["--processes", "2", "--gpus", "2"], "--processes and --gpus are both given"),
+        (["--gpus", "2", "--device", "cpu"], "--gpus and --device are both given"),
         (["--set", "engine=ddp", "--set", "offload=true"], "offload is for DeepSpeed, and engine is ddp"),
         (["--set", "zero_stage=0", "--set", "offload=true"], "ZeRO stage 0 offloads nothing"),
         (["--set", "zero_stage=4"], "zero_stage: "),
@@ -114,3 +115,16 @@ def test_without_deepspeed_the_error_names_the_extra(run, folder, monkeypatch):
     )
     assert "deepspeed is not installed" in result.stderr
     assert "offline-rec[deepspeed]" in result.stderr
+
+
+def test_a_run_of_processes_may_go_on_with_gpus(run, folder, monkeypatch):
+    started = []
+    monkeypatch.setattr("cli.fit.launch", lambda command, count: started.append((read(command), count)) or 0)
+
+    def read(command):
+        return fit_config(command[command.index("--config") + 1]).device
+
+    (folder / "fit.yaml").write_text(to_yaml(config(folder, "later", device="cpu")))
+    assert run("fit", "--config", folder / "fit.yaml", "--gpus", "2").exit_code == 0
+    assert run("fit", "--config", folder / "fit.yaml", "--processes", "3").exit_code == 0
+    assert started == [("cuda", 2), ("cpu", 3)]

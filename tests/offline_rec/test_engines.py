@@ -14,7 +14,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
+from data_tools.errors import ConfigError
+from offline_rec.config import FitConfig
 from offline_rec.training.engine import OptimizerSettings
+from offline_rec.training.engines import ddp, plain, zero
+from offline_rec.training.engines.choose import choose_engine
 from offline_rec.training.engines.ddp import DdpEngine, buckets
 from offline_rec.training.fit import fit
 from offline_rec.training.metrics import read_metrics
@@ -202,3 +206,34 @@ def test_a_parameter_that_nothing_uses_is_left_alone():
 def test_gradients_are_summed_in_buckets_of_one_dtype():
     tensors = [torch.zeros(n, dtype=dtype) for n, dtype in BUCKETED]
     assert [[t.numel() for t in bucket] for bucket in buckets(tensors, 4)] == [[3, 1], [2], [9], [1], [1, 1]]
+
+
+def test_stage_0_in_bfloat16_is_refused(monkeypatch):
+    monkeypatch.setattr(zero, "_load", lambda device: None)
+    engine = zero.ZeroEngine("cpu", stage=0)
+    try:
+        with pytest.raises(ConfigError, match=r"sums gradients of torch.bfloat16.*\n.*engine=ddp"):
+            engine.prepare(nn.Linear(2, 2).bfloat16(), OptimizerSettings())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "expected"),
+    [
+        (1, {}, ("torch",)),
+        (2, {}, ("ddp",)),
+        (1, {"engine": "ddp"}, ("ddp",)),
+        (1, {"zero_stage": 0}, ("zero", 0, False)),
+        (2, {"zero_stage": 3}, ("zero", 3, False)),
+        (2, {"engine": "deepspeed"}, ("zero", 2, False)),
+        (2, {"offload": True}, ("zero", 2, True)),
+    ],
+)
+def test_the_engine_follows_from_the_configuration_and_the_processes(monkeypatch, size, fields, expected):
+    for name, value in (("RANK", 0), ("WORLD_SIZE", size), ("LOCAL_RANK", 0)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(plain, "TorchEngine", lambda device: ("torch",))
+    monkeypatch.setattr(ddp, "DdpEngine", lambda device: ("ddp",))
+    monkeypatch.setattr(zero, "ZeroEngine", lambda device, stage, offload: ("zero", stage, offload))
+    assert choose_engine(FitConfig(dataset="", model="", out="", **fields)) == expected
