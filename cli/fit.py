@@ -1,5 +1,7 @@
 """`rec fit`: improve a policy on a dataset."""
 
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -8,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from cli.options import F, command, json_option
+from cli.options import DEBUG, F, command, json_option
 from cli.output import show
 from cli.progress import Bar, progress
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, Interrupted
 from offline_rec.config import CONFIG_FILE, FitConfig, Sql, fit_config, to_yaml
+from offline_rec.training.engines.launch import follow_launcher, launch
+from offline_rec.training.engines.place import LOST, LostRank, Place
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -76,6 +80,8 @@ def _metavar(annotation: Any) -> str:
     multiple=True,
     help="Any field, on top of the file; repeatable.",
 )
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Fit in N processes on the CPU.")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Fit on N GPUs of this machine.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, as it was configured.")
 @click.option(
     "--explain", is_flag=True, help="Print the shaping statement and what it selects; train nothing."
@@ -86,6 +92,8 @@ def fit(
     file: str | None,
     overrides: tuple[str, ...],
     *,
+    processes: int | None,
+    gpus: int | None,
     resume: bool,
     explain: bool,
     print_config: bool,
@@ -99,6 +107,7 @@ def fit(
         rec fit DATASET --model MODEL --out RUN --weight "red_weight(1)" --explain
         rec fit --out RUN --resume
         rec fit --config fit.yaml --set lr=1e-5 --set objective.epsilon_high=2
+        rec fit DATASET --model MODEL --out RUN --gpus 8 --set zero_stage=3
 
     The result is a plain model directory, RUN/model. `rec sql RUN "SELECT * FROM metrics"` shows how it went.
     """
@@ -111,15 +120,62 @@ def fit(
 
         found = explained(config)
         show(found.facts(), as_json) if as_json else click.echo(found.text())
+    elif processes or gpus:
+        chosen = {"--processes": processes, "--gpus": gpus, "--device": flags["device"]}
+        _check_one([name for name, value in chosen.items() if value])
+        _launch(config, processes, gpus, resume=resume, as_json=as_json)
     else:
-        from offline_rec.training.fit import fit as run  # torch loads here, not for --help or --explain
+        _run(config, resume=resume, as_json=as_json)
 
-        with progress("fit") as bar:
+
+def _check_one(given: list[str]) -> None:
+    """The number of processes says which device they use."""
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are both given", "give one of them")
+
+
+def _run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
+    """Fit in this process: alone, or as one of several, the first of which speaks for all."""
+    launched = follow_launcher()
+    leads = Place.here().rank == 0
+    from offline_rec.training.fit import fit as run  # torch loads here, not for --help or --explain
+
+    try:
+        with progress("fit", shown=leads) as bar:
             result = run(config, resume=resume, progress=partial(_tell, bar))
-        if as_json:
-            show(_facts(result), as_json)
-        else:
-            click.echo("\n".join(result.lines()))
+    except LostRank as error:
+        if launched:  # the launcher knows which one it was
+            raise click.exceptions.Exit(LOST) from error
+        raise
+    except Interrupted as error:
+        if not leads:
+            raise click.exceptions.Exit(error.exit_code) from error
+        raise
+    if not leads:
+        return
+    if as_json:
+        show(_facts(result), as_json)
+    else:
+        click.echo("\n".join(result.lines()))
+
+
+def _launch(
+    config: FitConfig, processes: int | None, gpus: int | None, *, resume: bool, as_json: bool
+) -> None:
+    """Run this command in several processes, with the configuration as it was resolved."""
+    if Place.here().launched:
+        raise ConfigError(
+            "a launcher has started this process already (RANK is set)", "leave --processes and --gpus out"
+        )
+    config = config.model_copy(update={"device": "cuda" if gpus else "cpu"})
+    flags = {"--resume": resume, "--json": as_json, "--debug": click.get_current_context().meta.get(DEBUG)}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(to_yaml(config))
+        file.flush()
+        command = [sys.executable, "-P", "-m", "cli.main", "fit", "--config", file.name]
+        code = launch([*command, *(flag for flag, given in flags.items() if given)], processes or gpus or 1)
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _own_config(out: str | None, resume: bool) -> Path | None:

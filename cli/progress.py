@@ -48,8 +48,8 @@ def _short(value: float) -> str:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Bar]:
-    """A bar under `label` while the block runs."""
+def progress(label: str, *, shown: bool = True) -> Iterator[Bar]:
+    """A bar under `label` while the block runs, if it is `shown` at all."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -59,5 +59,6 @@ def progress(label: str) -> Iterator[Bar]:
         TextColumn("{task.fields[numbers]}", markup=False),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as drawing:
+    hidden = not (shown and sys.stderr.isatty())
+    with Progress(*columns, console=console, transient=True, disable=hidden) as drawing:
         yield Bar(drawing, label)

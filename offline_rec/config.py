@@ -135,6 +135,14 @@ class FitConfig(BaseModel):
     )
     device: str = Field("auto", description="Torch device; auto = a GPU where there is one.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower.")
+    engine: Literal["auto", "torch", "ddp", "deepspeed"] = Field(
+        "auto",
+        description="What computes gradients; auto = torch, ddp in many processes, deepspeed with ZeRO.",
+    )
+    zero_stage: Literal[0, 1, 2, 3] | None = Field(
+        None, description="What DeepSpeed's ranks share out, 0 to 3; null = 2 if the engine is deepspeed."
+    )
+    offload: bool = Field(False, description="Keep the optimizer of ZeRO 1, 2 or 3 in the memory of the CPU.")
 
     save_every: int = Field(100, ge=1, description="Updates between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Latest checkpoints to keep, besides the best.")
@@ -166,10 +174,21 @@ class FitConfig(BaseModel):
             raise ConfigError("steps and epochs are both given", "give one of them")
         return self
 
+    @model_validator(mode="after")
+    def _engine_shards(self) -> Self:
+        sharding = "offload" if self.offload else f"zero_stage {self.zero_stage}"
+        if self.engine in ("torch", "ddp") and (self.offload or self.zero_stage is not None):
+            told = f"{sharding} is for DeepSpeed, and engine is {self.engine}"
+            raise ConfigError(told, "use engine=deepspeed, or leave it at auto")
+        if self.offload and self.zero_stage == 0:
+            raise ConfigError("ZeRO stage 0 offloads nothing", "use zero_stage 1, 2 or 3 with offload")
+        return self
+
 
 OUT_OF_THE_UPDATE = frozenset(
     {
         *("dataset", "out", "device", "tokens_per_micro_batch", "gradient_checkpointing", "on_new_data"),
+        *("engine", "zero_stage", "offload"),
         *("save_every", "keep_checkpoints", "eval_every", "eval_groups", "max_kl", "min_ess", "max_skipped"),
     }
 )

@@ -25,7 +25,7 @@ def tokenizer(alphabet: str = "".join(chr(c) for c in range(32, 127)) + "\n") ->
     return fast
 
 
-def model(vocab_size: int, *, seed: int = 0, std: float = 0.2) -> LlamaForCausalLM:
+def model(vocab_size: int, *, seed: int = 0, std: float = 0.2, tied: bool = False) -> LlamaForCausalLM:
     """Two layers of width 32; a large `std` makes differences between token sequences visible."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -40,14 +40,14 @@ def model(vocab_size: int, *, seed: int = 0, std: float = 0.2) -> LlamaForCausal
         pad_token_id=0,
         bos_token_id=2,
         eos_token_id=3,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
     return LlamaForCausalLM(config).eval()
 
 
-def save(directory: Path, *, seed: int = 0, std: float = 0.2) -> Path:
+def save(directory: Path, *, seed: int = 0, std: float = 0.2, tied: bool = False) -> Path:
     """A model directory as `rec fit --model` takes it."""
     fast = tokenizer()
-    model(len(fast), seed=seed, std=std).save_pretrained(directory)
+    model(len(fast), seed=seed, std=std, tied=tied).save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory

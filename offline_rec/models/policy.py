@@ -97,13 +97,19 @@ class TokenModel(nn.Module):
 
 
 class Policy:
-    """A model directory that was loaded; `module` is what computes log-probs, and what an engine may wrap."""
+    """A model directory that was loaded; `module` is what computes log-probs, and what an engine may wrap.
+
+    Token ids are below `vocabulary`; `shapes` are those of the model's parameters.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.token_model = TokenModel(model)
         self.module: nn.Module = self.token_model
+        # Asked now: an engine may shard the parameters, which then have no shape of their own.
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.token_model.checkpointing = True
@@ -138,11 +144,6 @@ class Policy:
         """Where the model computes."""
         device: torch.device = self.model.device
         return device
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids are below this number."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def context(self) -> int | None:
@@ -207,7 +208,12 @@ class Policy:
         facts: Mapping[str, Any] | None = None,
         state: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Write a plain Hugging Face directory, `facts` in its card; `state` replaces the weights."""
+        """Write a plain Hugging Face directory, `facts` in its card.
+
+        `state` replaces the weights, under the names that they have in `module`.
+        """
+        if state is not None:
+            state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
         return save_directory(self.model, self.tokenizer, directory, facts=facts, state=state)
 
     def outside(self, rows: Rows) -> NDArray[np.bool_]:

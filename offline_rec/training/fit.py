@@ -13,7 +13,9 @@ from offline_rec.config import FitConfig
 from offline_rec.data.index import LEFT_OUT
 from offline_rec.models.policy import Policy
 from offline_rec.training import checkpoint
-from offline_rec.training.engine import Engine, TorchEngine
+from offline_rec.training.engine import Engine
+from offline_rec.training.engines.choose import choose_engine
+from offline_rec.training.engines.ranks import together
 from offline_rec.training.loop import CHECKPOINTS, Loop, Run
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
@@ -81,10 +83,21 @@ def fit(
     `progress` is called on rank 0 with a dict an event: {"event": "note", "text"}, {"event": "stage",
     "stage", "done", "total"} or {"event": "step", "total", ...} with a record of metrics.jsonl. `ConfigError`
     and `DataError` say what is wrong with configuration or data, before anything is written where they can.
+    Under a launcher of processes every rank calls this; `LostRank` says that another one has gone.
     """
-    engine = TorchEngine(config.device) if engine is None else engine
+    if engine is not None:
+        return _fit(config, engine, resume=resume, progress=progress)
+    engine = choose_engine(config)
+    result = _fit(config, engine, resume=resume, progress=progress)
+    engine.close()
+    return result
+
+
+def _fit(
+    config: FitConfig, engine: Engine, *, resume: bool, progress: Callable[[dict[str, Any]], None] | None
+) -> FitResult:
     tell = progress if progress is not None and engine.rank == 0 else _silent
-    with writing(Path(config.out)):
+    with writing(Path(config.out)), together(engine.rank):
         run, found = prepare(config, engine, resume=resume, progress=tell)
         for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
             tell(note(text))

@@ -47,14 +47,25 @@ class HeldOut:
     def measure(self, engine: Engine, policy: Policy, *, token_budget: int) -> dict[str, float]:
         """The measurements of `summarise`, over the rows of all ranks."""
         own = [
-            _facts(policy, rows, indexed, self.anchor, token_budget)
+            _facts(engine, policy, rows, indexed, anchor=self.anchor, token_budget=token_budget)
             for rows, indexed in self._parts(engine, policy.sharing)
         ]
+        self._lend_passes(engine, policy)
         facts = np.concatenate([*own, np.zeros((0, len(FACTS)))])
         together = np.concatenate(engine.gather(facts))
         # In one order, so that sums do not depend on which rank had a row.
         ordered = together[np.argsort(together[:, 0], kind="stable")]
         return summarise(dict(zip(FACTS, ordered.T, strict=True)), logged=self.logged)
+
+    def _lend_passes(self, engine: Engine, policy: Policy) -> None:
+        """Take part in the forward passes of ranks that have more of them: sharded weights need all ranks."""
+        lent: Rows | None = None
+        while passes := _most_passes(engine, 0):  # alone, this is none
+            if lent is None:
+                indexed = self.index.take(self.groups[:1])
+                lent = self.store.take(indexed.file, indexed.file_row).select(np.zeros(1, np.int64))
+            with torch.no_grad():
+                policy.logprobs(lent, passes=passes)
 
     def _parts(self, engine: Engine, sharing: Sharing) -> Iterator[tuple[Rows, IndexedRows]]:
         """This rank's groups, as many at a time as memory allows."""
@@ -110,22 +121,35 @@ def _effective_share(log_ratio: Floats) -> float:
     return float(1 / (len(log_ratio) * np.square(_self_normalised(log_ratio)).sum()))
 
 
+def _most_passes(engine: Engine, own: int) -> int:
+    """How often the layers run on the rank that needs it most; 0 once no rank has rows left."""
+    return int(max(count[0] for count in engine.gather(np.array([own]))))
+
+
 def _facts(
-    policy: Policy, rows: Rows, indexed: IndexedRows, anchor: str | None, token_budget: int
+    engine: Engine,
+    policy: Policy,
+    rows: Rows,
+    indexed: IndexedRows,
+    *,
+    anchor: str | None,
+    token_budget: int,
 ) -> NDArray[np.float64]:
     """`FACTS` of each row, [rows, facts]."""
     facts = np.zeros((len(rows), len(FACTS)))
     facts[:, 0] = indexed.file * 2.0**40 + indexed.file_row
     facts[:, 1] = indexed.reward
     for index in micro_batches(rows, token_budget, policy.sharing):
-        facts[index, 2:] = _measure(policy, rows.select(index), anchor)
+        chosen = rows.select(index)
+        passes = _most_passes(engine, policy.passes(chosen)) if engine.world_size > 1 else 0
+        facts[index, 2:] = _measure(policy, chosen, anchor, passes)
     return facts
 
 
 @torch.no_grad()
-def _measure(policy: Policy, rows: Rows, anchor: str | None) -> NDArray[np.float64]:
+def _measure(policy: Policy, rows: Rows, anchor: str | None, passes: int) -> NDArray[np.float64]:
     """Sums over the unmasked tokens of each row: tokens, log-prob, tokens with an anchor, k3, log-ratio."""
-    logprobs = ratios.precise(policy.logprobs(rows))
+    logprobs = ratios.precise(policy.logprobs(rows, passes=passes))
     mask = policy.pad(rows.mask, logprobs.shape[1]) != 0
     columns = [mask, torch.where(mask, logprobs, 0.0)]
     if anchor is None:

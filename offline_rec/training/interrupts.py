@@ -12,14 +12,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """While it is entered, the first signal sets `asked` and calls `tell`; a second acts as it did before.
 
-    Handlers belong to the main thread: in any other, signals keep their effect. So they do where `saves` is
-    false, as with several processes, which must all stop after the same step.
+    Handlers belong to the main thread: in any other, signals keep their effect.
     """
 
-    def __init__(self, tell: Callable[[], None], *, saves: bool) -> None:
+    def __init__(self, tell: Callable[[], None]) -> None:
         self.asked = False
         self._tell = tell
-        self._listens = saves and threading.current_thread() is threading.main_thread()
+        self._listens = threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 from data_tools.errors import Interrupted
 from offline_rec.config import FitConfig, to_yaml
@@ -86,17 +87,22 @@ class Loop:
         """Run to the last step, or until a guard stops."""
         with (
             Prefetcher(self.run.source.read, self.run.total_steps) as reader,
-            Interrupts(self._leaving, saves=self.run.engine.world_size == 1) as interrupts,
+            Interrupts(self._leaving) as interrupts,
         ):
             if self.step == 0 and self.run.heldout is not None:
                 self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
             while self.step < self.run.total_steps and self.stopped is None:
-                if interrupts.asked:
+                if self._any_asked(interrupts):
                     self._leave()
                 began = time.perf_counter()
                 rows = reader.get(self.step + 1)
                 self._advance(rows, began, waited=time.perf_counter() - began)
         self.non_finite.check_all(self.step)
+
+    def _any_asked(self, interrupts: Interrupts) -> bool:
+        """Whether a rank was asked to stop: all of them must, after the same step."""
+        asked = torch.tensor(float(interrupts.asked))
+        return float(self.run.engine.all_reduce_sum(asked)) > 0
 
     def _leaving(self) -> None:
         self.progress({"event": "note", "text": "stopping after this step; interrupt again to stop at once"})
@@ -196,8 +202,7 @@ class Loop:
         run.engine.barrier()
         if run.leads:
             (staged / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
-            shapes = {name: tuple(p.shape) for name, p in run.policy.model.named_parameters()}
-            checkpoint.commit(staged, self.step, self._state(), shapes)
+            checkpoint.commit(staged, self.step, self._state(), run.policy.shapes)
             kept = {int(self.best["step"])} if self.best else set()
             checkpoint.prune(root, kept, run.config.keep_checkpoints)
         run.engine.barrier()

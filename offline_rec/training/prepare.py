@@ -83,7 +83,7 @@ def lead(engine: Engine, work: Callable[[], None]) -> None:
             work()
         except Exception as error:
             failure = error
-    failed = engine.all_reduce_sum(torch.tensor(float(failure is not None), device=engine.device))
+    failed = engine.all_reduce_sum(torch.tensor(float(failure is not None)))
     if failure is not None:
         raise failure
     if float(failed):

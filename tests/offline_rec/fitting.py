@@ -1,9 +1,11 @@
 """What the tests of `fit` share: a model, a log sampled from it, runs on them, and how runs are compared."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -56,6 +58,24 @@ def lineage(run: Path) -> list[tuple[Any, ...]]:
     """All rows of lineage/, in the order of steps."""
     parts = [pq.read_table(path) for path in sorted((run / "lineage").glob("*.parquet"))]
     return sorted(tuple(row.values()) for part in parts for row in part.to_pylist())
+
+
+def numbers(record: dict[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a record by their path."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from numbers(value, f"{path}{key}.")
+        elif not isinstance(value, bool | str | list):
+            yield path + key, value
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The same but for rounding: weights, metrics, and who was trained on."""
+    assert furthest(weights(one), weights(other)) < 1e-5
+    for a, b in zip(records(one), records(other), strict=True):
+        assert dict(numbers(a)) == pytest.approx(dict(numbers(b)), rel=1e-3, abs=1e-5)
+    trained = [[row[:3] for row in lineage(run)] for run in (one, other)]
+    assert trained[0] == trained[1]
 
 
 class Killed(Exception):

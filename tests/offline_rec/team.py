@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offline_rec.training.engine import TorchEngine
+from offline_rec.training.engines.plain import TorchEngine
 
 
 class Team:

@@ -1,15 +1,18 @@
 """The plain torch engine: sums gradients, clips once, skips what is not finite, saves and loads exactly."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from data_tools.errors import DataError
-from offline_rec.training.engine import OptimizerSettings, TorchEngine
+from offline_rec.training.engine import OptimizerSettings
+from offline_rec.training.engines.plain import TorchEngine
+from offline_rec.training.engines.state import OPTIMIZER_FILE
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -122,11 +125,26 @@ def test_one_process_gathers_itself():
     assert [array.tolist() for array in engine.gather(np.arange(3))] == [[0, 1, 2]]
 
 
-def test_a_full_disk_is_named_with_the_file(monkeypatch, tmp_path):
-    def full(tensors, path):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("offline_rec.training.engine.save_file", full)
-    engine = prepared(net())
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file of a full disk")
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    (tmp_path / OPTIMIZER_FILE).symlink_to("/dev/full")
+    model = net()
+    engine = prepared(model)
+    train(engine, model, 1)
     with pytest.raises(DataError, match=r"could not write .*optimizer\.safetensors: No space left on device"):
         engine.save(tmp_path)
+
+
+def test_the_saved_state_is_what_safetensors_reads(tmp_path):
+    model = net(torch.bfloat16)
+    engine = prepared(model)
+    engine.save(tmp_path)
+    assert {name.split("/")[0] for name in load_file(tmp_path / OPTIMIZER_FILE)} == {"weight"}
+    train(engine, model, 2)
+    engine.save(tmp_path)
+    saved = load_file(tmp_path / OPTIMIZER_FILE)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(saved[f"weight/{name}"].to(torch.bfloat16), parameter)
+        assert saved[f"step/{name}"] == 2
+        assert saved[f"exp_avg_sq/{name}"].shape == parameter.shape
+        assert saved[f"exp_avg_sq/{name}"].min() > 0

@@ -9,30 +9,13 @@ from data_tools.errors import DataError
 from offline_rec.models import sharing
 from offline_rec.models.policy import TokenModel
 from offline_rec.training.fit import fit
-from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world
+from tests.offline_rec.fitting import Killed, assert_same_run, config, killer, world
 from tests.offline_rec.team import run_team
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return world(tmp_path_factory.mktemp("world"))
-
-
-def numbers(record, path=""):
-    """The numbers of a record by their path."""
-    for key, value in record.items():
-        if isinstance(value, dict):
-            yield from numbers(value, f"{path}{key}.")
-        elif not isinstance(value, bool | str | list):
-            yield path + key, value
-
-
-def assert_same_run(one, other):
-    assert furthest(weights(one), weights(other)) < 1e-5
-    for a, b in zip(records(one), records(other), strict=True):
-        assert dict(numbers(a)) == pytest.approx(dict(numbers(b)), rel=1e-3, abs=1e-5)
-    trained = [[row[:3] for row in lineage(run)] for run in (one, other)]
-    assert trained[0] == trained[1]
 
 
 @pytest.mark.parametrize("algorithm", ["rec-oneside-nois", "grpo", "opmd-pairwise", "m2po"])
