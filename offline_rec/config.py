@@ -128,6 +128,17 @@ class FitConfig(BaseModel):
         8, ge=1, description="Row groups whose groups are shuffled together; bounds what is read."
     )
 
+    lora_rank: int | None = Field(
+        None, ge=1, description="Rank of the low-rank adapters that are fitted; null = fit all weights."
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="Scale of the adapters: alpha / rank multiplies them.")
+    lora_targets: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Names of the layers with an adapter; null = all linear but the head."
+    )
+    quantise: Literal["4bit", "8bit"] | None = Field(
+        None, description="Keep the frozen weights below the adapters in so many bits (bitsandbytes)."
+    )
+
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type of the weights in a forward pass; auto = bfloat16 on a GPU."
     )
@@ -162,6 +173,15 @@ class FitConfig(BaseModel):
     def _one_length(self) -> Self:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError("steps and epochs are both given", "give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _quantised_weights_stay(self) -> Self:
+        if self.quantise is not None and self.lora_rank is None:
+            raise ConfigError(
+                f"quantise={self.quantise} without adapters leaves nothing to fit",
+                "give lora_rank, such as 16",
+            )
         return self
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from data_tools.errors import DataError
 from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
+from offline_rec.models.adapters import Adapter, LoraSettings
 from offline_rec.models.heads import body_of, find_rule
 from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
 from offline_rec.models.logprobs import token_logprobs
@@ -68,10 +69,21 @@ class TokenModel(nn.Module):
 
 
 class Policy:
-    """A model directory that was loaded; `module` is what computes log-probs, and what an engine may wrap."""
+    """A model directory that was loaded; `module` is what computes log-probs, and what an engine may wrap.
 
-    def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
+    With an `adapter`, only that is trained.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        gradient_checkpointing: bool = False,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.model = model
+        self.adapter = adapter
         self.tokenizer = tokenizer
         self.token_model = TokenModel(model)
         self.module: nn.Module = self.token_model
@@ -87,17 +99,28 @@ class Policy:
         device: str = "auto",
         dtype: str = "auto",
         gradient_checkpointing: bool = False,
+        lora: LoraSettings | None = None,
+        quantise: str | None = None,
         trust_remote_code: bool = False,
     ) -> "Policy":
         """Load a local Hugging Face directory, by default in bfloat16 on a GPU, else in float32 on the CPU.
 
-        Raises DataError if there is no such directory, or no tokenizer or complete weights in it.
+        An adapter's directory is opened merged into its base. `lora` puts a new adapter on the model, whose
+        weights `quantise` may round to 4bit or 8bit. Raises DataError if there is no such directory, or no
+        tokenizer or complete weights in it.
         """
         place = choose_device(device)
         precision = choose_dtype(dtype, place)
         tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
-        model = load_model(directory, device=place, dtype=precision, trust_remote_code=trust_remote_code)
-        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+        model = load_model(
+            directory,
+            device=place,
+            dtype=precision,
+            quantise=quantise,
+            trust_remote_code=trust_remote_code,
+        )
+        adapter = None if lora is None else Adapter(model, lora)
+        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing, adapter=adapter)
 
     @property
     def device(self) -> torch.device:
@@ -135,9 +158,12 @@ class Policy:
         width = int(ragged.lengths.max(initial=0)) if width is None else width
         return torch.from_numpy(ragged.pad(width)).to(self.device)
 
-    def fingerprint(self) -> str:
-        """The name of the weights as they are now; it keys the `logprobs` sidecars of a dataset."""
-        return weights_fingerprint(self.model)
+    def fingerprint(self, *, merged: bool = True) -> str:
+        """The name of the weights as they are now; it keys the `logprobs` sidecars of a dataset.
+
+        That of the base alone unless `merged`.
+        """
+        return weights_fingerprint(self.model, merged=merged)
 
     def save(
         self,
@@ -146,7 +172,10 @@ class Policy:
         facts: Mapping[str, Any] | None = None,
         state: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Write a plain Hugging Face directory, `facts` in its card; `state` replaces the weights."""
+        """Write a plain Hugging Face directory, `facts` in its card; `state` replaces the weights.
+
+        An adapter is merged into what is written, not into the policy.
+        """
         return save_directory(self.model, self.tokenizer, directory, facts=facts, state=state)
 
     def outside(self, rows: Rows) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from offline_rec.data.index import LEFT_OUT
 from offline_rec.models.policy import Policy
 from offline_rec.training import checkpoint
 from offline_rec.training.engine import Engine, TorchEngine
-from offline_rec.training.loop import CHECKPOINTS, Loop, Run
+from offline_rec.training.loop import CHECKPOINTS, Loop, Run, facts_of
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
 from offline_rec.training.run_folder import held, writing
@@ -123,17 +123,29 @@ def _publish(run: Run, loop: Loop) -> int:
         best = [int(loop.best["step"])] if loop.best else []
         latest = [*best, *reversed(checkpoint.steps(root)), 0]
         step = next(s for s in latest if s == 0 or checkpoint.verify(root / f"step-{s}") is None)
-    source = root / f"step-{step}" / checkpoint.MODEL_FOLDER if step else None
-    lead(run.engine, partial(_copy, run, source))
+    source = root / f"step-{step}" if step else None
+    lead(run.engine, partial(_copy, run, source, step))
     return step
 
 
-def _copy(run: Run, source: Path | None) -> None:
-    target = run.folder / MODEL
-    if source is None:
-        Policy.load(run.config.model, device="cpu", dtype=run.config.dtype).save(target)
+def _copy(run: Run, source: Path | None, step: int) -> None:
+    """Make `model/`, and `adapter/` of a fit of adapters, from a checkpoint or from the start."""
+    config, target = run.config, run.folder / MODEL
+    if source is not None and run.policy.adapter is None:
+        _copy_folder(source / checkpoint.MODEL_FOLDER, target)
         return
-    staged = run.folder / f".{MODEL}.tmp"
+    adapter = None if source is None else source / checkpoint.ADAPTER_FOLDER
+    if adapter is not None:
+        _copy_folder(adapter, run.folder / checkpoint.ADAPTER_FOLDER)
+    # Merged into the weights that it was fitted on: rounded ones, if they were.
+    quantise = config.quantise if adapter else None
+    dtype = str(run.policy.model.dtype).removeprefix("torch.")
+    whole = Policy.load(adapter or config.model, device="cpu", dtype=dtype, quantise=quantise)
+    whole.save(target, facts=facts_of(config, step))
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    staged = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(source, staged)
     checkpoint.publish_folder(staged, target)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from torch import Tensor
 
 from data_tools.errors import Interrupted
 from offline_rec.config import FitConfig, to_yaml
@@ -191,15 +192,26 @@ class Loop:
         run.engine.save(staged)
         weights = run.engine.weights()
         if run.leads:
-            run.policy.save(staged / checkpoint.MODEL_FOLDER, facts=self._facts(), state=weights)
+            self._write_weights(staged, weights)
         run.engine.barrier()
         if run.leads:
             (staged / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
-            shapes = {name: tuple(p.shape) for name, p in run.policy.model.named_parameters()}
+            adapter = run.policy.adapter
+            held = adapter.tensors() if adapter else dict(run.policy.model.named_parameters())
+            shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
             checkpoint.commit(staged, self.step, self._state(), shapes)
             kept = {int(self.best["step"])} if self.best else set()
             checkpoint.prune(root, kept, run.config.keep_checkpoints)
         run.engine.barrier()
+
+    def _write_weights(self, staged: Path, weights: dict[str, Tensor] | None) -> None:
+        """What was fitted: the model, or the adapter alone."""
+        policy, facts = self.run.policy, facts_of(self.run.config, self.step)
+        if policy.adapter is None:
+            policy.save(staged / checkpoint.MODEL_FOLDER, facts=facts, state=weights)
+        else:
+            folder = staged / checkpoint.ADAPTER_FOLDER
+            policy.adapter.save(folder, base=self.run.config.model, facts=facts, state=weights)
 
     def _state(self) -> dict[str, Any]:
         source = self.run.source
@@ -212,12 +224,15 @@ class Loop:
             "skipped_in_row": self.non_finite.in_row,
         }
 
-    def _facts(self) -> dict[str, Any]:
-        config = self.run.config
-        return {
-            "algorithm": config.algorithm,
-            "started from": config.model,
-            "data": config.dataset,
-            "updates": self.step,
-            "seed": config.seed,
-        }
+
+def facts_of(config: FitConfig, step: int) -> dict[str, Any]:
+    """What the card of the weights after a step tells."""
+    adapted = {"adapter": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}"} if config.lora_rank else {}
+    return {
+        "algorithm": config.algorithm,
+        "started from": config.model,
+        "data": config.dataset,
+        "updates": step,
+        "seed": config.seed,
+        **adapted,
+    }

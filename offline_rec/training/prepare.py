@@ -11,13 +11,14 @@ import torch
 
 import data_tools
 from data_tools import shaping as shapings
-from data_tools.errors import DataError
+from data_tools.errors import ConfigError, DataError
 from data_tools.shaping.blame import sql_errors_named
 from offline_rec.config import FitConfig
 from offline_rec.data.index import Index
 from offline_rec.data.order import Order
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot
+from offline_rec.models.adapters import MERGE, LoraSettings, is_adapter
 from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import Objective
 from offline_rec.training import checkpoint
@@ -61,7 +62,8 @@ def prepare(
         lead(engine, partial(write_run_data, RunData(config, plan, ds, policy, progress)))
         snapshot = _written(folder)
     else:
-        if found is None and policy.fingerprint() != snapshot.model:
+        base_is_read = found is None or policy.adapter is not None
+        if base_is_read and policy.fingerprint(merged=False) != snapshot.model:
             raise DataError(
                 f"{config.model} has other weights than when the run began",
                 "start a new run with another --out",
@@ -108,12 +110,21 @@ def _checkpoint(folder: Path, progress: Progress) -> Path | None:
 
 
 def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
-    return Policy.load(
-        found / checkpoint.MODEL_FOLDER if found else config.model,
+    """The policy as it starts or, from a checkpoint, goes on: its model, or its adapter on the start."""
+    lora = LoraSettings.of(config)
+    if lora is not None and is_adapter(config.model):
+        raise ConfigError(f"{config.model} is an adapter itself", MERGE)
+    policy = Policy.load(
+        found / checkpoint.MODEL_FOLDER if found and lora is None else config.model,
         device=str(engine.device),
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
+        lora=lora,
+        quantise=config.quantise,
     )
+    if found and policy.adapter is not None:
+        policy.adapter.load(found / checkpoint.ADAPTER_FOLDER)
+    return policy
 
 
 def _written(folder: Path) -> Snapshot:
