@@ -145,6 +145,13 @@ class FitConfig(BaseModel):
     device: str = Field("auto", description="Torch device; auto = a GPU where there is one.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower.")
 
+    memory_check: bool = Field(
+        True, description="Stop before training where the memory it takes, as estimated, is not free."
+    )
+    trackers: tuple[str, ...] | None = Field(
+        None, description="Where metrics go besides metrics.jsonl; null = TensorBoard if it is installed."
+    )
+
     save_every: int = Field(100, ge=1, description="Updates between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Latest checkpoints to keep, besides the best.")
     eval_every: int | None = Field(
@@ -188,6 +195,7 @@ class FitConfig(BaseModel):
 OUT_OF_THE_UPDATE = frozenset(
     {
         *("dataset", "out", "device", "tokens_per_micro_batch", "gradient_checkpointing", "on_new_data"),
+        *("memory_check", "trackers"),
         *("save_every", "keep_checkpoints", "eval_every", "eval_groups", "max_kl", "min_ess", "max_skipped"),
     }
 )

@@ -15,6 +15,7 @@ from offline_rec.models.policy import Policy
 from offline_rec.training import checkpoint
 from offline_rec.training.engine import Engine, TorchEngine
 from offline_rec.training.loop import CHECKPOINTS, Loop, Run, facts_of
+from offline_rec.training.memory import memory_named
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
 from offline_rec.training.run_folder import held, writing
@@ -84,7 +85,7 @@ def fit(
     """
     engine = TorchEngine(config.device) if engine is None else engine
     tell = progress if progress is not None and engine.rank == 0 else _silent
-    with writing(Path(config.out)):
+    with writing(Path(config.out)), memory_named(config):
         run, found = prepare(config, engine, resume=resume, progress=tell)
         for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
             tell(note(text))

@@ -25,6 +25,7 @@ from offline_rec.training import checkpoint
 from offline_rec.training.engine import Engine, OptimizerSettings
 from offline_rec.training.heldout import HeldOut
 from offline_rec.training.loop import CHECKPOINTS, Progress, Run
+from offline_rec.training.memory import check_memory, estimate, micro_batch_tokens
 from offline_rec.training.plan import Plan, check_guards, check_logprobs
 from offline_rec.training.reader import StepSource
 from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, is_rollouts, write_run_data
@@ -57,11 +58,15 @@ def prepare(
         found = _checkpoint(folder, progress)
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
             progress(note("the dataset has grown; this run goes on with the rows that it began with"))
+    lead(engine, partial(_check_memory, config, engine))
     policy = _load(config, found, engine)
+    fits = partial(_check_memory, config, engine)
     if snapshot is None:
-        lead(engine, partial(write_run_data, RunData(config, plan, ds, policy, progress)))
+        run = RunData(config, plan, ds, policy.tokenizer, policy.context, progress)
+        lead(engine, partial(write_run_data, run, policy, fits))
         snapshot = _written(folder)
     else:
+        lead(engine, partial(fits, snapshot.longest, snapshot.largest_group))
         base_is_read = found is None or policy.adapter is not None
         if base_is_read and policy.fingerprint(merged=False) != snapshot.model:
             raise DataError(
@@ -127,11 +132,30 @@ def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
     return policy
 
 
+def _check_memory(config: FitConfig, engine: Engine, longest: int = 0, largest_group: int = 0) -> None:
+    """Refuse a fit that takes more memory than is free; without lengths, before the weights are read."""
+    if not config.memory_check:
+        return
+    tokens = micro_batch_tokens(config, longest=longest, largest_group=largest_group)
+    needs = estimate(config, engine.device, tokens=tokens, longest=longest, ranks=engine.world_size)
+    if needs is not None:
+        held = needs.weights if tokens else 0
+        check_memory(needs, config, engine.device, ranks=engine.world_size, held=held)
+
+
 def _written(folder: Path) -> Snapshot:
     snapshot = Snapshot.read(folder)
     if snapshot is None:
         raise DataError(f"{folder} holds no snapshot", "all ranks must see the same run directory")
     return snapshot
+
+
+def length(config: FitConfig, n_groups: int) -> tuple[int, int, int]:
+    """Groups of a step, number of steps, and groups that are visited in all of them."""
+    groups_per_step = min(config.groups_per_step, n_groups)
+    epochs = config.epochs or 1
+    steps = config.steps or math.ceil(epochs * n_groups / groups_per_step)
+    return groups_per_step, steps, steps * groups_per_step if config.steps else math.ceil(epochs * n_groups)
 
 
 def _assemble(
@@ -149,9 +173,7 @@ def _assemble(
     )
     folder = Path(config.out)
     index = Index(folder / TRAIN)
-    groups_per_step = min(config.groups_per_step, index.n_groups)
-    steps = config.steps or math.ceil((config.epochs or 1) * index.n_groups / groups_per_step)
-    visits = steps * groups_per_step if config.steps else math.ceil((config.epochs or 1) * index.n_groups)
+    groups_per_step, steps, visits = length(config, index.n_groups)
     source = StepSource(
         index=index,
         order=Order(
