@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from data_tools.errors import DataError
 from offline_rec.models.adapters import Adapter, LoraSettings, base_of, is_adapter
 from offline_rec.models.heads import body_of
 from offline_rec.models.policy import without_noise
@@ -79,6 +80,22 @@ def footprint(
         activations=activations,
         layer=layer,
     )
+
+
+def context_of(directory: str | Path) -> int | None:
+    """Longest sequence that a model directory says it was made for, None if it names none."""
+    path = base_of(directory) if is_adapter(directory) else Path(directory)
+    with quiet():
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path / 'config.json'} does not load: {error}", "name a model directory"
+            ) from error
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    return context
 
 
 def _skeleton(path: Path, dtype: torch.dtype) -> Any:

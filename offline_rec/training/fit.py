@@ -12,13 +12,14 @@ from typing import Any
 from offline_rec.config import FitConfig
 from offline_rec.data.index import LEFT_OUT
 from offline_rec.models.policy import Policy
-from offline_rec.training import checkpoint
+from offline_rec.training import checkpoint, trackers
 from offline_rec.training.engine import Engine, TorchEngine
 from offline_rec.training.loop import CHECKPOINTS, Loop, Run, facts_of
 from offline_rec.training.memory import memory_named
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
 from offline_rec.training.run_folder import held, writing
+from offline_rec.training.trackers import tracking
 
 MODEL = "model"
 
@@ -84,17 +85,21 @@ def fit(
     and `DataError` say what is wrong with configuration or data, before anything is written where they can.
     """
     engine = TorchEngine(config.device) if engine is None else engine
+    trackers.chosen(config)
     tell = progress if progress is not None and engine.rank == 0 else _silent
     with writing(Path(config.out)), memory_named(config):
         run, found = prepare(config, engine, resume=resume, progress=tell)
         for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
             tell(note(text))
         loop = Loop(run, tell)
-        with held(run.folder) if engine.rank == 0 else nullcontext():
+        leads = engine.rank == 0
+        with held(run.folder) if leads else nullcontext():
             if found is not None:
                 loop.restore(found)
             loop.drop_later_records()
-            loop.go()
+            follows = tracking(config, run.folder, loop.step, tell) if leads else nullcontext(tell)
+            with follows as loop.progress:
+                loop.go()
             model_step = _publish(run, loop)
     return FitResult(
         out=run.folder,

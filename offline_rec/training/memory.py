@@ -208,10 +208,11 @@ def check_memory(
     wanted = max(needs.peak - held, 0) * here
     if wanted <= free:
         return
-    parts = ", ".join(f"{name} {_gib(size)}" for name, size in needs.rows()[:-1] if size)
+    parts = ", ".join(f"{name} {readable(size)}" for name, size in needs.rows()[:-1] if size)
     shared = f" in {here} ranks" if here > 1 else ""
     raise NotEnoughMemory(
-        f"the fit needs about {_gib(wanted)} of memory on {device}{shared}, {_gib(free)} are free ({parts})",
+        f"the fit needs about {readable(wanted)} of memory on {device}{shared}, "
+        f"{readable(free)} are free ({parts})",
         f"{_way_out(needs, config, spare=free // here + held)}; {GO_ON}",
     )
 
@@ -255,5 +256,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
-def _gib(size: int) -> str:
+def readable(size: int) -> str:
+    """A size for people."""
     return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"

@@ -53,7 +53,7 @@ def prepare(
     snapshot = Snapshot.read(folder) if resume else None
     found = None
     if snapshot is None:
-        lead(engine, partial(_check_data, ds, plan, config))
+        lead(engine, partial(check_data, ds, plan, config))
     else:
         found = _checkpoint(folder, progress)
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
@@ -97,7 +97,8 @@ def lead(engine: Engine, work: Callable[[], None]) -> None:
         raise DataError("rank 0 could not prepare the run", "its own message says why")
 
 
-def _check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
+def check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
+    """Refuse what can be told to be wrong of the data without a model."""
     with ds.connect(datetime.now(UTC)) as con:
         shapings.prepare(con)
         with sql_errors_named(con, plan.shaping, config.split):
