@@ -102,7 +102,8 @@ def dry_run(config: FitConfig, *, progress: Callable[[dict[str, Any]], None] | N
         with steady_connection(ds, datetime.now(UTC)) as (con, files):
             notes = [*tokens.notes, *remarks(con, plan, config)]
             train, heldout = index_rows(run, con, files, tokens)
-    batch = micro_batch_tokens(config, longest=train.longest, largest_group=train.largest_group)
+    size = {"groups": train.groups, "longest": train.longest, "largest_group": train.largest_group}
+    batch = micro_batch_tokens(config, **size)
     needs = estimate(config, device, tokens=batch, longest=train.longest)
     groups_per_step, steps, visits = length(config, train.groups)
     return DryRun(

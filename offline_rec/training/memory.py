@@ -131,9 +131,9 @@ def _logits(found: Footprint, device: torch.device, tokens: int) -> int:
     return 4 * (2 * chunk * found.vocabulary + head)
 
 
-def micro_batch_tokens(config: FitConfig, *, longest: int, largest_group: int) -> int:
+def micro_batch_tokens(config: FitConfig, *, groups: int, longest: int, largest_group: int) -> int:
     """Most tokens of a micro-batch: the budget, or all of a step; a row beyond the budget comes alone."""
-    step = config.groups_per_step * largest_group
+    step = min(config.groups_per_step, groups) * largest_group
     return max(longest, min(config.tokens_per_micro_batch, step))
 
 

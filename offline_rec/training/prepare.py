@@ -14,7 +14,7 @@ from data_tools import shaping as shapings
 from data_tools.errors import ConfigError, DataError
 from data_tools.shaping.blame import sql_errors_named
 from offline_rec.config import FitConfig
-from offline_rec.data.index import Index
+from offline_rec.data.index import Index, IndexCounts
 from offline_rec.data.order import Order
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot
@@ -66,7 +66,7 @@ def prepare(
         lead(engine, partial(write_run_data, run, policy, fits))
         snapshot = _written(folder)
     else:
-        lead(engine, partial(fits, snapshot.longest, snapshot.largest_group))
+        lead(engine, partial(fits, snapshot))
         base_is_read = found is None or policy.adapter is not None
         if base_is_read and policy.fingerprint(merged=False) != snapshot.model:
             raise DataError(
@@ -133,14 +133,17 @@ def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
     return policy
 
 
-def _check_memory(config: FitConfig, engine: Engine, longest: int = 0, largest_group: int = 0) -> None:
-    """Refuse a fit that takes more memory than is free; without lengths, before the weights are read."""
+def _check_memory(config: FitConfig, engine: Engine, data: IndexCounts | Snapshot | None = None) -> None:
+    """Refuse a fit that takes more memory than is free; without `data`, before the weights are read."""
     if not config.memory_check:
         return
-    tokens = micro_batch_tokens(config, longest=longest, largest_group=largest_group)
+    longest, tokens = 0, 0
+    if data is not None:
+        longest, most = data.longest, data.largest_group
+        tokens = micro_batch_tokens(config, groups=data.groups, longest=longest, largest_group=most)
     needs = estimate(config, engine.device, tokens=tokens, longest=longest, ranks=engine.world_size)
     if needs is not None:
-        held = needs.weights if tokens else 0
+        held = needs.weights if data is not None else 0
         check_memory(needs, config, engine.device, ranks=engine.world_size, held=held)
 
 

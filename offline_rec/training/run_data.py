@@ -52,10 +52,10 @@ class RunData:
         )
 
 
-def write_run_data(run: RunData, policy: Policy, fits: Callable[[int, int], None]) -> None:
+def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], None]) -> None:
     """Write index and snapshot to the run directory; the snapshot last, as the sign that all is whole.
 
-    `fits` is called with `longest` and `largest_group` of the index, and may refuse them.
+    `fits` is called with what the index holds, and may refuse it.
     """
     now = datetime.now(UTC)
     config, plan = run.config, run.plan
@@ -63,7 +63,7 @@ def write_run_data(run: RunData, policy: Policy, fits: Callable[[int, int], None
     with begun(config), steady_connection(run.ds, now) as (con, files):
         notes = [*tokens.notes, *remarks(con, plan, config)]
         train, heldout = index_rows(run, con, files, tokens)
-        fits(train.longest, train.largest_group)
+        fits(train)
         Snapshot(
             files=files,
             now=now.isoformat(),

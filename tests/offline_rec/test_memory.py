@@ -119,9 +119,14 @@ def test_ranks_share_what_their_stage_says(folder, stage, shared):
 
 def test_a_step_smaller_than_the_budget_counts_as_it_is(folder):
     small = config(folder, tokens_per_micro_batch=1000)
-    assert memory.micro_batch_tokens(small, longest=10, largest_group=40) == 160
-    assert memory.micro_batch_tokens(small, longest=10, largest_group=4000) == 1000
-    assert memory.micro_batch_tokens(small, longest=2000, largest_group=4000) == 2000
+
+    def most(groups, longest, largest_group):
+        return memory.micro_batch_tokens(small, groups=groups, longest=longest, largest_group=largest_group)
+
+    assert most(9, 10, 40) == 160  # of four groups
+    assert most(2, 10, 40) == 80
+    assert most(9, 10, 4000) == 1000
+    assert most(9, 2000, 4000) == 2000
 
 
 def test_a_fit_that_does_not_fit_stops_before_the_weights_are_read(folder, monkeypatch):
