@@ -91,8 +91,8 @@ class Adapter:
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(), quiet():
-            torch.manual_seed(settings.seed)
             self._peft = _attach(model, config)
+        self._draw(settings.seed)
         for place in ("input", "output"):
             layer = getattr(model, f"get_{place}_embeddings")()
             if hasattr(layer, "base_layer"):
@@ -101,6 +101,16 @@ class Adapter:
                     "name layers of its body, such as q_proj, or leave lora_targets out",
                 )
         self._model = model
+
+    @torch.no_grad()
+    def _draw(self, seed: int) -> None:
+        """Draw every A as peft does, but by a generator of its own: the same on any device, in any thread."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self._peft.named_parameters():
+            if ".lora_A." in name:
+                bound = parameter.shape[1] ** -0.5
+                drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+                parameter.copy_(drawn)
 
     def tensors(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The matrices under the names they have in a file; `state` replaces the model's own weights."""

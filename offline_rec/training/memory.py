@@ -11,7 +11,7 @@ Bytes a rank, with P trained parameters, N ranks and ZeRO stage z (0: each rank 
     update          what AdamW computes with: 4 P on a GPU, on a CPU 8 bytes a parameter of the largest one
 
 The peak is the first four with either activations and logits, or the update. `benchmarks/memory.py` holds it
-against measured peaks: 0.7 to 1.1 of them on a CPU as it is, 1.0 to 1.3 where the allocator gives memory back.
+against measured peaks: 0.7 to 1.1 of them on a CPU, 1.0 to 1.3 where the allocator gives memory back.
 """
 
 import os

@@ -23,6 +23,7 @@ from offline_rec.training import checkpoint
 from offline_rec.training.fit import fit
 from tests import tiny
 from tests.offline_rec.fitting import Killed, config, furthest, killer, lineage, records, weights, world
+from tests.offline_rec.team import run_team
 from tests.offline_rec.test_fit_resume import MOMENTS
 
 peft = pytest.importorskip("peft")
@@ -91,6 +92,11 @@ def test_only_the_matrices_are_trained_and_they_depend_on_the_seed_alone(folder)
         assert torch.equal(a, b)
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state), "attaching drew from the global generator"
+    reseeded = Policy.load(folder / "m", device="cpu", lora=LoraSettings(4, 8.0, seed=1)).adapter.tensors()
+    for matrix, drawn in one.adapter.tensors().items():
+        bound = 1 / drawn.shape[1] ** 0.5  # Kaiming's, with a slope of sqrt(5)
+        assert ".lora_B." in matrix or 0.9 * bound < drawn.abs().max() <= bound
+        assert torch.equal(drawn, reseeded[matrix]) == (".lora_B." in matrix)
 
 
 def test_log_probs_under_an_adapter_take_the_chunked_path_and_equal_a_plain_forward(folder, monkeypatch):
@@ -195,6 +201,12 @@ def test_kill_9_changes_nothing_in_the_end(folder, whole, moment):
     done = fit(config(folder, out, **LORA), resume=True)
     assert same(done.out, whole.out)
     assert not [path.name for path in done.out.rglob("*") if path.name.startswith(".")]
+
+
+def test_two_ranks_fit_the_same_adapter_as_one(folder, whole):
+    many = config(folder, "ranks", tokens_per_micro_batch=40, **LORA)
+    run_team(2, lambda engine: fit(many, engine=engine))
+    assert furthest(weights(folder / "ranks"), weights(whole.out)) < 1e-5
 
 
 def test_ratios_to_the_start_reuse_the_scores_of_the_base(folder):
