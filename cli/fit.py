@@ -82,20 +82,35 @@ def _metavar(annotation: Any) -> str:
 )
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Fit in N processes on the CPU.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Fit on N GPUs of this machine.")
+@click.option(
+    "--tracker",
+    "trackers",
+    metavar="NAME",
+    multiple=True,
+    help="Where metrics also go: tensorboard, wandb, mlflow or trackio; repeatable.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, as it was configured.")
 @click.option(
     "--explain", is_flag=True, help="Print the shaping statement and what it selects; train nothing."
+)
+@click.option(
+    "--dry-run",
+    "dry",
+    is_flag=True,
+    help="Print what would be trained, and the memory it takes and that is free; train nothing.",
 )
 @click.option("--print-config", is_flag=True, help="Print the resolved configuration as YAML; train nothing.")
 @json_option
 def fit(
     file: str | None,
     overrides: tuple[str, ...],
+    trackers: tuple[str, ...],
     *,
     processes: int | None,
     gpus: int | None,
     resume: bool,
     explain: bool,
+    dry: bool,
     print_config: bool,
     as_json: bool,
     **flags: Any,
@@ -105,6 +120,7 @@ def fit(
     \b
         rec fit DATASET --model MODEL --out RUN --algorithm rec-oneside-nois --epochs 2
         rec fit DATASET --model MODEL --out RUN --weight "red_weight(1)" --explain
+        rec fit DATASET --model MODEL --out RUN --set lora_rank=16 --dry-run
         rec fit --out RUN --resume
         rec fit --config fit.yaml --set lr=1e-5 --set objective.epsilon_high=2
         rec fit DATASET --model MODEL --out RUN --gpus 8 --set zero_stage=3
@@ -112,7 +128,11 @@ def fit(
     The result is a plain model directory, RUN/model. `rec sql RUN "SELECT * FROM metrics"` shows how it went.
     """
     given = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    config = fit_config(file or _own_config(flags["out"], resume), overrides=[*overrides, *given])
+    config = fit_config(
+        file or _own_config(flags["out"], resume),
+        overrides=[*overrides, *given],
+        flags={"trackers": trackers or None},
+    )
     if print_config:
         click.echo(to_yaml(config), nl=False)
     elif explain:
@@ -120,6 +140,8 @@ def fit(
 
         found = explained(config)
         show(found.facts(), as_json) if as_json else click.echo(found.text())
+    elif dry:
+        _show_dry_run(config, resume=resume, as_json=as_json)
     elif processes or gpus:
         chosen = {"--processes": processes, "--gpus": gpus, "--device": flags["device"]}
         _check_one([name for name, value in chosen.items() if value])
@@ -176,6 +198,16 @@ def _launch(
         code = launch([*command, *(flag for flag, given in flags.items() if given)], processes or gpus or 1)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _show_dry_run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
+    if resume:
+        raise ConfigError("--dry-run tells of a run that has not begun", "leave --resume out, or --dry-run")
+    from offline_rec.training.dry_run import dry_run
+
+    with progress("dry run") as bar:
+        found = dry_run(config, progress=partial(_tell, bar))
+    show(found.facts(), as_json) if as_json else click.echo(found.text())
 
 
 def _own_config(out: str | None, resume: bool) -> Path | None:

@@ -28,6 +28,10 @@ class ConfigError(RecError, ValueError):
     exit_code = 2
 
 
+class NotEnoughMemory(RecError, MemoryError):
+    """The machine has less memory than is needed, or has run out of it."""
+
+
 class Interrupted(RecError):
     """The user asked to stop, and what was done so far is kept."""
 

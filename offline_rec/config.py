@@ -130,6 +130,17 @@ class FitConfig(BaseModel):
         8, ge=1, description="Row groups whose groups are shuffled together; bounds what is read."
     )
 
+    lora_rank: int | None = Field(
+        None, ge=1, description="Rank of the low-rank adapters that are fitted; null = fit all weights."
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="Scale of the adapters: alpha / rank multiplies them.")
+    lora_targets: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Names of the layers with an adapter; null = all linear but the head."
+    )
+    quantise: Literal["4bit", "8bit"] | None = Field(
+        None, description="Keep the frozen weights below the adapters in so many bits (bitsandbytes)."
+    )
+
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Type of the weights in a forward pass; auto = bfloat16 on a GPU."
     )
@@ -143,6 +154,13 @@ class FitConfig(BaseModel):
         None, description="What DeepSpeed's ranks share out, 0 to 3; null = 2 if the engine is deepspeed."
     )
     offload: bool = Field(False, description="Keep the optimizer of ZeRO 1, 2 or 3 in the memory of the CPU.")
+
+    memory_check: bool = Field(
+        True, description="Stop before training where the memory it takes, as estimated, is not free."
+    )
+    trackers: tuple[str, ...] | None = Field(
+        None, description="Where metrics go besides metrics.jsonl; null = TensorBoard if it is installed."
+    )
 
     save_every: int = Field(100, ge=1, description="Updates between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Latest checkpoints to keep, besides the best.")
@@ -184,11 +202,21 @@ class FitConfig(BaseModel):
             raise ConfigError("ZeRO stage 0 offloads nothing", "use zero_stage 1, 2 or 3 with offload")
         return self
 
+    @model_validator(mode="after")
+    def _quantised_weights_stay(self) -> Self:
+        if self.quantise is not None and self.lora_rank is None:
+            raise ConfigError(
+                f"quantise={self.quantise} without adapters leaves nothing to fit",
+                "give lora_rank, such as 16",
+            )
+        return self
+
 
 OUT_OF_THE_UPDATE = frozenset(
     {
         *("dataset", "out", "device", "tokens_per_micro_batch", "gradient_checkpointing", "on_new_data"),
         *("engine", "zero_stage", "offload"),
+        *("memory_check", "trackers"),
         *("save_every", "keep_checkpoints", "eval_every", "eval_groups", "max_kl", "min_ess", "max_skipped"),
     }
 )

@@ -113,8 +113,9 @@ class Admission:
 class IndexCounts:
     """What the index holds, `signal` rows of it with an advantage other than 0, and what it left out.
 
-    `visited` rows have a priority above 0. `digest`: a hash of every row's id, group, advantage, weight and
-    length, in the order of the index.
+    `visited` rows have a priority above 0. `longest` and `largest_group`: tokens of the longest row, and of
+    the group that has most. `digest`: a hash of every row's id, group, advantage, weight and length, in the
+    order of the index.
     """
 
     rows: int = 0
@@ -122,6 +123,8 @@ class IndexCounts:
     tokens: int = 0
     signal: int = 0
     visited: int = 0
+    longest: int = 0
+    largest_group: int = 0
     digest: str = ""
     left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
 
@@ -210,6 +213,7 @@ class _IndexWriter:
         self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
         self.counts.visited += int(np.count_nonzero(_floats(rows, "priority")))
         self.counts.tokens += int((prompt + response).sum())
+        self.counts.longest = max(self.counts.longest, int((prompt + response).max()))
 
     def _note_content(self, rows: pa.RecordBatch) -> None:
         """Column by column, so that the digest does not depend on how the rows came in batches."""
@@ -254,6 +258,7 @@ class _IndexWriter:
             "priority": found["priority"] / found["rows"],
         }
         arrays = [pa.array(columns[f.name], f.type) for f in GROUPS]
+        self.counts.largest_group = max(self.counts.largest_group, int(found["tokens"].max()))
         self._groups.write(pa.record_batch(arrays, schema=GROUPS))
 
 

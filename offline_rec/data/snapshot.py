@@ -37,7 +37,8 @@ class Snapshot:
 
     `index` is the digest of the rows trained on; `now` is the moment that `age_days` counts back from.
     `model`: fingerprint of the starting weights. `tokens_key`, `anchor_key`, `reference_key`: sidecars of the
-    dataset in use, null where none is. Written last of all that prepares a run.
+    dataset in use, null where none is. `longest`, `largest_group`: tokens of the longest row, and of the
+    group that has most. Written last of all that prepares a run.
     """
 
     files: Sequence[SourceFile]
@@ -55,6 +56,8 @@ class Snapshot:
     anchor_key: str | None = None
     reference_key: str | None = None
     notes: list[str] = field(default_factory=list)
+    longest: int = 0
+    largest_group: int = 0
 
     @property
     def hash(self) -> str:

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_tools.errors import ConfigError, DataError
+from data_tools.errors import ConfigError, DataError, MissingExtra
+from offline_rec.models.adapters import base_of, is_adapter, open_merged
 from offline_rec.models.quiet import quiet
 
 log = logging.getLogger(__name__)
@@ -40,12 +42,15 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model directory.
+    """The tokenizer of a model directory, or of the base of an adapter that brings none.
 
     Raises DataError if the directory does not exist, holds no tokenizer, or one that does not load.
     """
     path = _directory(directory)
-    if not any((path / name).exists() for name in TOKENIZER_FILES):
+    there = any((path / name).exists() for name in TOKENIZER_FILES)
+    if not there and is_adapter(path):
+        return load_tokenizer(base_of(path), trust_remote_code=trust_remote_code)
+    if not there:
         raise DataError(
             f"{path} holds no tokenizer (none of {', '.join(TOKENIZER_FILES)})",
             "copy the tokenizer files of the model into the directory",
@@ -62,18 +67,33 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def load_model(
-    directory: str | Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False
+    directory: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantise: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The causal language model of a directory, in eval mode on `device`.
+
+    An adapter is merged into the base model that it names; into the rounded weights of a quantised one,
+    which then are full ones again. `quantise`: 4bit or 8bit weights of the linear layers, the head excepted.
 
     Raises DataError if the directory does not exist, holds no safetensors weights, or not all weights of the
     model it describes: a weight made up at random would be silently wrong.
     """
     path = _directory(directory)
+    if is_adapter(path):
+        options: dict[str, Any] = {"quantise": quantise, "trust_remote_code": trust_remote_code}
+        base = load_model(base_of(path), device=device, dtype=dtype, **options)
+        with quiet():
+            plain = base if quantise is None else base.dequantize()
+        return open_merged(plain, path).to(device).eval()
     if not (path / "config.json").exists():
         raise DataError(f"{path} has no config.json", "name a Hugging Face model directory")
     if not any(path.glob("*.safetensors")):
         raise _no_weights(path)
+    rounding = _quantised(quantise, device, dtype)
     with quiet():
         from transformers import AutoModelForCausalLM
 
@@ -86,11 +106,40 @@ def load_model(
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
+                **rounding,
             )
         except Exception as error:
             raise _unreadable(path, "model", error) from error
     _check_weights(path, report)
-    return model.to(device).eval()
+    if quantise is None:
+        return model.to(device).eval()
+    for layer in model.modules():
+        # On some CPUs a pass without gradient would lay the weights out anew, in a way that has no gradient.
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    return model.eval()
+
+
+def _quantised(kind: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments that make transformers round the weights as it reads them (arXiv 2305.14314)."""
+    if kind is None:
+        return {}
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtra("bitsandbytes", "qlora")
+    from transformers import BitsAndBytesConfig
+
+    # It tells of a cast at every product of every layer.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if kind == "8bit":
+        settings = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        settings = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    return {"quantization_config": settings, "device_map": {"": device}}
 
 
 def _check_weights(path: Path, report: Mapping[str, Any]) -> None:

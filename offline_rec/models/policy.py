@@ -16,6 +16,7 @@ from data_tools.errors import DataError
 from offline_rec.data.passes import Sharing, plan_rows
 from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
+from offline_rec.models.adapters import Adapter, LoraSettings
 from offline_rec.models.heads import body_of, find_rule
 from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
 from offline_rec.models.logprobs import Weigh, token_logprobs, weighted_logprobs, weighted_sum
@@ -99,17 +100,27 @@ class TokenModel(nn.Module):
 class Policy:
     """A model directory that was loaded; `module` is what computes log-probs, and what an engine may wrap.
 
-    Token ids are below `vocabulary`; `shapes` are those of the model's parameters.
+    Token ids are below `vocabulary`. With an `adapter`, only that is trained; `shapes` are those of what a
+    checkpoint holds: the adapter's matrices, or all parameters.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        gradient_checkpointing: bool = False,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.model = model
+        self.adapter = adapter
         self.tokenizer = tokenizer
         self.token_model = TokenModel(model)
         self.module: nn.Module = self.token_model
         # Asked now: an engine may shard the parameters, which then have no shape of their own.
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        fitted = dict(model.named_parameters()) if adapter is None else adapter.tensors()
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in fitted.items()}
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.token_model.checkpointing = True
@@ -127,17 +138,28 @@ class Policy:
         device: str = "auto",
         dtype: str = "auto",
         gradient_checkpointing: bool = False,
+        lora: LoraSettings | None = None,
+        quantise: str | None = None,
         trust_remote_code: bool = False,
     ) -> "Policy":
         """Load a local Hugging Face directory, by default in bfloat16 on a GPU, else in float32 on the CPU.
 
-        Raises DataError if there is no such directory, or no tokenizer or complete weights in it.
+        An adapter's directory is opened merged into its base. `lora` puts a new adapter on the model, whose
+        weights `quantise` may round to 4bit or 8bit. Raises DataError if there is no such directory, or no
+        tokenizer or complete weights in it.
         """
         place = choose_device(device)
         precision = choose_dtype(dtype, place)
         tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
-        model = load_model(directory, device=place, dtype=precision, trust_remote_code=trust_remote_code)
-        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing)
+        model = load_model(
+            directory,
+            device=place,
+            dtype=precision,
+            quantise=quantise,
+            trust_remote_code=trust_remote_code,
+        )
+        adapter = None if lora is None else Adapter(model, lora)
+        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing, adapter=adapter)
 
     @property
     def device(self) -> torch.device:
@@ -197,9 +219,12 @@ class Policy:
         width = int(ragged.lengths.max(initial=0)) if width is None else width
         return torch.from_numpy(ragged.pad(width)).to(self.device)
 
-    def fingerprint(self) -> str:
-        """The name of the weights as they are now; it keys the `logprobs` sidecars of a dataset."""
-        return weights_fingerprint(self.model)
+    def fingerprint(self, *, merged: bool = True) -> str:
+        """The name of the weights as they are now; it keys the `logprobs` sidecars of a dataset.
+
+        That of the base alone unless `merged`.
+        """
+        return weights_fingerprint(self.model, merged=merged)
 
     def save(
         self,
@@ -210,11 +235,15 @@ class Policy:
     ) -> Path:
         """Write a plain Hugging Face directory, `facts` in its card.
 
-        `state` replaces the weights, under the names that they have in `module`.
+        An adapter is merged into what is written, not into the policy. `state` replaces the weights, under
+        the names that they have in `module`.
         """
-        if state is not None:
-            state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+        state = None if state is None else self.without_wrapper(state)
         return save_directory(self.model, self.tokenizer, directory, facts=facts, state=state)
+
+    def without_wrapper(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of `module` under the names that they have in `model`."""
+        return {name.removeprefix("model."): tensor for name, tensor in state.items()}
 
     def outside(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows hold token ids that the model does not have."""

@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from data_tools.store.storage import write_error
+from offline_rec.models.merging import INSIDE, has_adapter, plain_weights
 from offline_rec.models.quiet import quiet
 
 CARD = """---
-library_name: transformers
+library_name: {library}
 pipeline_tag: text-generation
 tags:
 - offline-rec
@@ -33,25 +34,34 @@ A policy fitted with `rec` to responses that were already logged.
 {facts}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("PATH")
-tokenizer = AutoTokenizer.from_pretrained("PATH")
+{usage}
 ```
 """
 
+USAGE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")"""
+
+ADAPTER_USAGE = """\
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("PATH")"""
+
 
 @torch.no_grad()
-def weights_fingerprint(model: nn.Module) -> str:
-    """32 hex digits over names, shapes and values of the parameters.
+def weights_fingerprint(model: nn.Module, *, merged: bool = True) -> str:
+    """32 hex digits over names, shapes and values of the parameters, adapters merged into them if `merged`.
 
     Values count as float32, so a model has the same fingerprint whether its file, or the copy in memory,
     keeps them in half precision or in full; a save and a reload keep it. Tied parameters count once.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
-        digest.update(parameter.detach().to("cpu", torch.float32).reshape(-1).numpy().data)
+    named = sorted(model.named_parameters(), key=lambda pair: pair[0].replace(INSIDE, "."))
+    for name, value in plain_weights(model, named, merged=merged):
+        digest.update(f"{name} {tuple(value.shape)}\n".encode())
+        digest.update(value.data.to("cpu", torch.float32).reshape(-1).numpy().data)
     return digest.hexdigest()
 
 
@@ -69,17 +79,27 @@ def save_directory(
     that gather them.
     """
     target = Path(directory)
+    if state is None and has_adapter(model):
+        state = model.state_dict()
+    weights = None if state is None else dict(plain_weights(model, state.items(), merged=True))
+    with replacing(target) as staged:
+        with writing(staged), quiet():
+            _save_model(model, staged, weights)
+            tokenizer.save_pretrained(staged)
+        (staged / "README.md").write_text(model_card(target.resolve().name, facts or {}), encoding="utf-8")
+    return target
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A place to write a directory to, which takes that of `target` if the body ends well."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with writing(staged), quiet():
-            _save_model(model, staged, None if state is None else dict(state))
-            tokenizer.save_pretrained(staged)
-        (staged / "README.md").write_text(model_card(target.resolve().name, facts or {}), encoding="utf-8")
+        yield staged
         _replace(staged, target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return target
 
 
 @contextmanager
@@ -93,10 +113,11 @@ def writing(path: Path) -> Iterator[None]:
         raise write_error(str(path), OSError(code, os.strerror(code) if code else str(error))) from error
 
 
-def model_card(title: str, facts: Mapping[str, Any]) -> str:
+def model_card(title: str, facts: Mapping[str, Any], *, adapter: bool = False) -> str:
     """A README.md in the form that model hubs show; values are text, whatever they hold."""
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items()]
-    return CARD.format(title=title, facts="\n".join(rows))
+    library, usage = ("peft", ADAPTER_USAGE) if adapter else ("transformers", USAGE)
+    return CARD.format(title=title, facts="\n".join(rows), library=library, usage=usage)
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there: written beside, verified tensor by tensor, then renamed.
 
-`checkpoints/step-N/` holds `model/` (a Hugging Face directory), the optimizer's state as safetensors,
-`state.json`, and `manifest.json` with what must be in them. Nothing is pickled.
+`checkpoints/step-N/` holds `model/` (a Hugging Face directory) or, of a fit of adapters, `adapter/`, the
+optimizer's state as safetensors, `state.json`, and `manifest.json` with what must be in them. Nothing is
+pickled.
 """
 
 import json
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 MODEL_FOLDER = "model"
+ADAPTER_FOLDER = "adapter"
 Shape = list[int]
 
 
@@ -31,7 +33,8 @@ def staging_folder(root: Path, step: int) -> Path:
 def commit(staged: Path, step: int, state: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> Path:
     """Complete, verify and publish what lies in `staged`; returns the checkpoint's folder.
 
-    `shapes` are those of the model's own parameters. `OSError` if what was written does not read back so.
+    `shapes` are those of the parameters that `model/` or `adapter/` must hold. `OSError` if what was written
+    does not read back so.
     """
     (staged / STATE_FILE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     manifest = _manifest(staged)
@@ -134,15 +137,16 @@ def _shapes(file: Path) -> Iterator[tuple[str, Shape]]:
 
 
 def _unlike_model(tensors: dict[str, dict[str, Shape]], shapes: Mapping[str, Sequence[int]]) -> str | None:
-    """The first parameter that `model/` holds in another shape, or that it cannot hold at all."""
-    files = (found for name, found in tensors.items() if name.startswith(f"{MODEL_FOLDER}/"))
+    """The first parameter that was written in another shape, or that cannot have been written at all."""
+    folders = (f"{MODEL_FOLDER}/", f"{ADAPTER_FOLDER}/")
+    files = (found for name, found in tensors.items() if name.startswith(folders))
     saved = {name: shape for found in files for name, shape in found.items()}
     for name, shape in shapes.items():
         if saved.get(name, list(shape)) != list(shape):
             return f"{name} is {saved[name]}, not {list(shape)}"
     # Names may differ (tied or renamed weights), so that absence shows in the number of elements.
     wanted, found = (sum(math.prod(shape) for shape in each.values()) for each in (shapes, saved))
-    return f"model/ holds {found} of {wanted} numbers" if found < wanted else None
+    return f"it holds {found} of {wanted} weights" if found < wanted else None
 
 
 def _files(folder: Path) -> list[Path]:

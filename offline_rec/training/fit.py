@@ -12,14 +12,16 @@ from typing import Any
 from offline_rec.config import FitConfig
 from offline_rec.data.index import LEFT_OUT
 from offline_rec.models.policy import Policy
-from offline_rec.training import checkpoint
+from offline_rec.training import checkpoint, trackers
 from offline_rec.training.engine import Engine
 from offline_rec.training.engines.choose import choose_engine
 from offline_rec.training.engines.ranks import together
-from offline_rec.training.loop import CHECKPOINTS, Loop, Run
+from offline_rec.training.loop import CHECKPOINTS, Loop, Run, facts_of
+from offline_rec.training.memory import memory_named
 from offline_rec.training.metrics import Record
 from offline_rec.training.prepare import lead, note, prepare
 from offline_rec.training.run_folder import held, writing
+from offline_rec.training.trackers import tracking
 
 MODEL = "model"
 
@@ -85,6 +87,7 @@ def fit(
     and `DataError` say what is wrong with configuration or data, before anything is written where they can.
     Under a launcher of processes every rank calls this; `LostRank` says that another one has gone.
     """
+    trackers.chosen(config)
     if engine is not None:
         return _fit(config, engine, resume=resume, progress=progress)
     engine = choose_engine(config)
@@ -97,16 +100,19 @@ def _fit(
     config: FitConfig, engine: Engine, *, resume: bool, progress: Callable[[dict[str, Any]], None] | None
 ) -> FitResult:
     tell = progress if progress is not None and engine.rank == 0 else _silent
-    with writing(Path(config.out)), together(engine.rank):
+    with writing(Path(config.out)), memory_named(config), together(engine.rank):
         run, found = prepare(config, engine, resume=resume, progress=tell)
         for text in (*run.snapshot.notes, *_counted(run.snapshot.left_out)):
             tell(note(text))
         loop = Loop(run, tell)
-        with held(run.folder) if engine.rank == 0 else nullcontext():
+        leads = engine.rank == 0
+        with held(run.folder) if leads else nullcontext():
             if found is not None:
                 loop.restore(found)
             loop.drop_later_records()
-            loop.go()
+            follows = tracking(config, run.folder, loop.step, tell) if leads else nullcontext(tell)
+            with follows as loop.progress:
+                loop.go()
             model_step = _publish(run, loop)
     return FitResult(
         out=run.folder,
@@ -136,17 +142,29 @@ def _publish(run: Run, loop: Loop) -> int:
         best = [int(loop.best["step"])] if loop.best else []
         latest = [*best, *reversed(checkpoint.steps(root)), 0]
         step = next(s for s in latest if s == 0 or checkpoint.verify(root / f"step-{s}") is None)
-    source = root / f"step-{step}" / checkpoint.MODEL_FOLDER if step else None
-    lead(run.engine, partial(_copy, run, source))
+    source = root / f"step-{step}" if step else None
+    lead(run.engine, partial(_copy, run, source, step))
     return step
 
 
-def _copy(run: Run, source: Path | None) -> None:
-    target = run.folder / MODEL
-    if source is None:
-        Policy.load(run.config.model, device="cpu", dtype=run.config.dtype).save(target)
+def _copy(run: Run, source: Path | None, step: int) -> None:
+    """Make `model/`, and `adapter/` of a fit of adapters, from a checkpoint or from the start."""
+    config, target = run.config, run.folder / MODEL
+    if source is not None and run.policy.adapter is None:
+        _copy_folder(source / checkpoint.MODEL_FOLDER, target)
         return
-    staged = run.folder / f".{MODEL}.tmp"
+    adapter = None if source is None else source / checkpoint.ADAPTER_FOLDER
+    if adapter is not None:
+        _copy_folder(adapter, run.folder / checkpoint.ADAPTER_FOLDER)
+    # Merged into the weights that it was fitted on: rounded ones, if they were.
+    quantise = config.quantise if adapter else None
+    dtype = str(run.policy.model.dtype).removeprefix("torch.")
+    whole = Policy.load(adapter or config.model, device="cpu", dtype=dtype, quantise=quantise)
+    whole.save(target, facts=facts_of(config, step))
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    staged = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(source, staged)
     checkpoint.publish_folder(staged, target)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data_tools.errors import Interrupted
 from offline_rec.config import FitConfig, to_yaml
@@ -198,7 +199,7 @@ class Loop:
         run.engine.save(staged)
         weights = run.engine.weights()
         if run.leads:
-            run.policy.save(staged / checkpoint.MODEL_FOLDER, facts=self._facts(), state=weights)
+            self._write_weights(staged, weights)
         run.engine.barrier()
         if run.leads:
             (staged / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
@@ -206,6 +207,16 @@ class Loop:
             kept = {int(self.best["step"])} if self.best else set()
             checkpoint.prune(root, kept, run.config.keep_checkpoints)
         run.engine.barrier()
+
+    def _write_weights(self, staged: Path, weights: dict[str, Tensor] | None) -> None:
+        """What was fitted: the model, or the adapter alone."""
+        policy, facts = self.run.policy, facts_of(self.run.config, self.step)
+        if policy.adapter is None:
+            policy.save(staged / checkpoint.MODEL_FOLDER, facts=facts, state=weights)
+        else:
+            folder = staged / checkpoint.ADAPTER_FOLDER
+            state = None if weights is None else policy.without_wrapper(weights)
+            policy.adapter.save(folder, base=self.run.config.model, facts=facts, state=state)
 
     def _state(self) -> dict[str, Any]:
         source = self.run.source
@@ -218,12 +229,15 @@ class Loop:
             "skipped_in_row": self.non_finite.in_row,
         }
 
-    def _facts(self) -> dict[str, Any]:
-        config = self.run.config
-        return {
-            "algorithm": config.algorithm,
-            "started from": config.model,
-            "data": config.dataset,
-            "updates": self.step,
-            "seed": config.seed,
-        }
+
+def facts_of(config: FitConfig, step: int) -> dict[str, Any]:
+    """What the card of the weights after a step tells."""
+    adapted = {"adapter": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}"} if config.lora_rank else {}
+    return {
+        "algorithm": config.algorithm,
+        "started from": config.model,
+        "data": config.dataset,
+        "updates": step,
+        "seed": config.seed,
+        **adapted,
+    }

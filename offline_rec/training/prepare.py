@@ -11,19 +11,22 @@ import torch
 
 import data_tools
 from data_tools import shaping as shapings
-from data_tools.errors import DataError
+from data_tools.errors import ConfigError, DataError
 from data_tools.shaping.blame import sql_errors_named
 from offline_rec.config import FitConfig
-from offline_rec.data.index import Index
+from offline_rec.data.index import Index, IndexCounts
 from offline_rec.data.order import Order
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot
+from offline_rec.models.adapters import MERGE, LoraSettings, is_adapter
 from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import Objective
 from offline_rec.training import checkpoint
 from offline_rec.training.engine import Engine, OptimizerSettings
+from offline_rec.training.engines.choose import stage_of
 from offline_rec.training.heldout import HeldOut
 from offline_rec.training.loop import CHECKPOINTS, Progress, Run
+from offline_rec.training.memory import check_memory, estimate, micro_batch_tokens
 from offline_rec.training.plan import Plan, check_guards, check_logprobs
 from offline_rec.training.reader import StepSource
 from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, is_rollouts, write_run_data
@@ -51,17 +54,22 @@ def prepare(
     snapshot = Snapshot.read(folder) if resume else None
     found = None
     if snapshot is None:
-        lead(engine, partial(_check_data, ds, plan, config))
+        lead(engine, partial(check_data, ds, plan, config))
     else:
         found = _checkpoint(folder, progress)
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
             progress(note("the dataset has grown; this run goes on with the rows that it began with"))
+    lead(engine, partial(_check_memory, config, engine))
     policy = _load(config, found, engine)
+    fits = partial(_check_memory, config, engine)
     if snapshot is None:
-        lead(engine, partial(write_run_data, RunData(config, plan, ds, policy, progress)))
+        run = RunData(config, plan, ds, policy.tokenizer, policy.context, progress)
+        lead(engine, partial(write_run_data, run, policy, fits))
         snapshot = _written(folder)
     else:
-        if found is None and policy.fingerprint() != snapshot.model:
+        lead(engine, partial(fits, snapshot))
+        base_is_read = found is None or policy.adapter is not None
+        if base_is_read and policy.fingerprint(merged=False) != snapshot.model:
             raise DataError(
                 f"{config.model} has other weights than when the run began",
                 "start a new run with another --out",
@@ -90,7 +98,8 @@ def lead(engine: Engine, work: Callable[[], None]) -> None:
         raise DataError("rank 0 could not prepare the run", "its own message says why")
 
 
-def _check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
+def check_data(ds: "Dataset", plan: Plan, config: FitConfig) -> None:
+    """Refuse what can be told to be wrong of the data without a model."""
     with ds.connect(datetime.now(UTC)) as con:
         shapings.prepare(con)
         with sql_errors_named(con, plan.shaping, config.split):
@@ -108,12 +117,37 @@ def _checkpoint(folder: Path, progress: Progress) -> Path | None:
 
 
 def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
-    return Policy.load(
-        found / checkpoint.MODEL_FOLDER if found else config.model,
+    """The policy as it starts or, from a checkpoint, goes on: its model, or its adapter on the start."""
+    lora = LoraSettings.of(config)
+    if lora is not None and is_adapter(config.model):
+        raise ConfigError(f"{config.model} is an adapter itself", MERGE)
+    policy = Policy.load(
+        found / checkpoint.MODEL_FOLDER if found and lora is None else config.model,
         device=str(engine.device),
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
+        lora=lora,
+        quantise=config.quantise,
     )
+    if found and policy.adapter is not None:
+        policy.adapter.load(found / checkpoint.ADAPTER_FOLDER)
+    return policy
+
+
+def _check_memory(config: FitConfig, engine: Engine, data: IndexCounts | Snapshot | None = None) -> None:
+    """Refuse a fit that takes more memory than is free; without `data`, before the weights are read."""
+    if not config.memory_check:
+        return
+    longest, tokens = 0, 0
+    if data is not None:
+        longest, most = data.longest, data.largest_group
+        tokens = micro_batch_tokens(config, groups=data.groups, longest=longest, largest_group=most)
+    ranks = engine.world_size
+    stage = stage_of(config, ranks)
+    needs = estimate(config, engine.device, tokens=tokens, longest=longest, ranks=ranks, zero_stage=stage)
+    if needs is not None:
+        held = needs.weights if data is not None else 0
+        check_memory(needs, config, engine.device, ranks=ranks, held=held)
 
 
 def _written(folder: Path) -> Snapshot:
@@ -121,6 +155,14 @@ def _written(folder: Path) -> Snapshot:
     if snapshot is None:
         raise DataError(f"{folder} holds no snapshot", "all ranks must see the same run directory")
     return snapshot
+
+
+def length(config: FitConfig, n_groups: int) -> tuple[int, int, int]:
+    """Groups of a step, number of steps, and groups that are visited in all of them."""
+    groups_per_step = min(config.groups_per_step, n_groups)
+    epochs = config.epochs or 1
+    steps = config.steps or math.ceil(epochs * n_groups / groups_per_step)
+    return groups_per_step, steps, steps * groups_per_step if config.steps else math.ceil(epochs * n_groups)
 
 
 def _assemble(
@@ -138,9 +180,7 @@ def _assemble(
     )
     folder = Path(config.out)
     index = Index(folder / TRAIN)
-    groups_per_step = min(config.groups_per_step, index.n_groups)
-    steps = config.steps or math.ceil((config.epochs or 1) * index.n_groups / groups_per_step)
-    visits = steps * groups_per_step if config.steps else math.ceil((config.epochs or 1) * index.n_groups)
+    groups_per_step, steps, visits = length(config, index.n_groups)
     source = StepSource(
         index=index,
         order=Order(

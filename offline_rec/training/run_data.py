@@ -36,12 +36,13 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class RunData:
-    """What `write_run_data` works with."""
+    """What the data of a run is made from; of the model its tokenizer and its context."""
 
     config: FitConfig
     plan: Plan
     ds: "Dataset"
-    policy: Policy
+    tokenizer: Any
+    context: int | None
     progress: Progress
 
     def ticks(self, stage: str) -> Callable[[int, int], None]:
@@ -51,27 +52,18 @@ class RunData:
         )
 
 
-def write_run_data(run: RunData) -> None:
-    """Write index and snapshot to the run directory; the snapshot last, as the sign that all is whole."""
+def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], None]) -> None:
+    """Write index and snapshot to the run directory; the snapshot last, as the sign that all is whole.
+
+    `fits` is called with what the index holds, and may refuse it.
+    """
     now = datetime.now(UTC)
     config, plan = run.config, run.plan
-    tokens = prepare_tokens(
-        run.ds,
-        run.policy.tokenizer,
-        retokenise=config.retokenise,
-        where=plan.row_filter,
-        seed=config.seed,
-        progress=run.ticks("token ids"),
-    )
+    tokens = make_tokens(run)
     with begun(config), steady_connection(run.ds, now) as (con, files):
-        run.progress({"event": "stage", "stage": "index", "done": 0, "total": None})
         notes = [*tokens.notes, *remarks(con, plan, config)]
-        admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
-        train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
-        _check_signal(train, plan.shaping)
-        heldout = IndexCounts()
-        if config.eval_every is not None and config.split == "train":
-            heldout = _index(run, con, (plan.judging, "holdout"), HOLDOUT, admission, may_be_empty=True)
+        train, heldout = index_rows(run, con, files, tokens)
+        fits(train)
         Snapshot(
             files=files,
             now=now.isoformat(),
@@ -83,12 +75,41 @@ def write_run_data(run: RunData) -> None:
             index=train.digest,
             left_out={reason: count for reason, count in train.left_out.items() if count},
             holdout={"rows": heldout.rows, "groups": heldout.groups},
-            model=run.policy.fingerprint(),
+            model=policy.fingerprint(),
             tokens_key=tokens.key,
-            anchor_key=_anchor_key(run, tokens),
-            reference_key=_reference_key(run, tokens),
+            anchor_key=_anchor_key(run, policy, tokens),
+            reference_key=_reference_key(run, policy, tokens),
             notes=notes,
+            longest=train.longest,
+            largest_group=train.largest_group,
         ).write(Path(config.out))
+
+
+def make_tokens(run: RunData) -> TokenPlan:
+    """The token ids that a run uses, made where they are missing."""
+    return prepare_tokens(
+        run.ds,
+        run.tokenizer,
+        retokenise=run.config.retokenise,
+        where=run.plan.row_filter,
+        seed=run.config.seed,
+        progress=run.ticks("token ids"),
+    )
+
+
+def index_rows(
+    run: RunData, con: "duckdb.DuckDBPyConnection", files: list[SourceFile], tokens: TokenPlan
+) -> tuple[IndexCounts, IndexCounts]:
+    """Index the rows to train on, and those to measure on, below the run directory."""
+    config, plan = run.config, run.plan
+    run.progress({"event": "stage", "stage": "index", "done": 0, "total": None})
+    admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
+    train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
+    _check_signal(train, plan.shaping)
+    heldout = IndexCounts()
+    if config.eval_every is not None and config.split == "train":
+        heldout = _index(run, con, (plan.judging, "holdout"), HOLDOUT, admission, may_be_empty=True)
+    return train, heldout
 
 
 @contextmanager
@@ -119,7 +140,7 @@ def batch_name(file: SourceFile) -> str:
 
 def _admission(run: RunData, tokens: TokenPlan, batches: list[str]) -> Admission:
     """Rows beyond the model's context are left out whatever the configuration says."""
-    limits = [limit for limit in (run.config.max_tokens, run.policy.context) if limit is not None]
+    limits = [limit for limit in (run.config.max_tokens, run.context) if limit is not None]
     store = RowStore(run.ds, tokens_key=tokens.key, retokenise=tokens.retokenise, batches=batches)
     return Admission(
         batches=batches,
@@ -183,24 +204,29 @@ def _check_signal(counts: IndexCounts, shaping: "Shaping") -> None:
         )
 
 
-def _anchor_key(run: RunData, tokens: TokenPlan) -> str | None:
+def _anchor_key(run: RunData, policy: Policy, tokens: TokenPlan) -> str | None:
     """The sidecar of the anchor's log-probs, complete; None where logged ones are used, or none at all."""
     anchor = run.config.anchor
     if anchor in ("behavior", "none"):
         return None
-    return _scored(run, tokens, run.policy if anchor == "start" else anchor, "anchor log-probs")
+    fixed = policy if anchor == "start" else _fixed(run, policy, anchor)
+    return _scored(run, tokens, fixed, "anchor log-probs")
 
 
-def _reference_key(run: RunData, tokens: TokenPlan) -> str | None:
+def _reference_key(run: RunData, policy: Policy, tokens: TokenPlan) -> str | None:
     if not run.plan.needs_reference:
         return None
-    return _scored(run, tokens, run.config.reference or run.policy, "reference log-probs")
+    named = run.config.reference
+    return _scored(run, tokens, _fixed(run, policy, named) if named else policy, "reference log-probs")
 
 
-def _scored(run: RunData, tokens: TokenPlan, model: str | Policy, stage: str) -> str:
+def _fixed(run: RunData, policy: Policy, model: str) -> Policy:
+    """Another policy, beside that which is fitted."""
+    return Policy.load(model, device=str(policy.device), dtype=run.config.dtype)
+
+
+def _scored(run: RunData, tokens: TokenPlan, policy: Policy, stage: str) -> str:
     """Score the population once with a fixed policy, into the dataset; what is there already is kept."""
-    device, dtype = str(run.policy.device), run.config.dtype
-    policy = model if isinstance(model, Policy) else Policy.load(model, device=device, dtype=dtype)
     report = score(
         run.ds,
         policy,

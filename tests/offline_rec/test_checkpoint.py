@@ -68,7 +68,7 @@ def test_a_file_swapped_for_one_with_other_tensors_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"a": torch.zeros(2, 3)}, "6 of 10 numbers"),
+        ({"a": torch.zeros(2, 3)}, "6 of 10 weights"),
         ({"a": torch.zeros(3, 2), "b": torch.zeros(4)}, r"a is \[3, 2\], not \[2, 3\]"),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(0)}, "c is empty"),
     ],
