@@ -104,17 +104,8 @@ def collect(
         team = stack.enter_context(Workers(workers, settings))
         known = KnownRejects(dataset)
         collecting = _Collecting(ledger, writer, known, team, report, strict, progress, background)
-        with _rare_garbage_collection():
-            for log, reader in jobs:
-                collecting.read(log, reader, run)
-        if kept_out:
-            kept_out.check_names()
-        collecting.wait()
-        # Another process may collect the same log: whoever comes second must see what the first committed.
-        with dataset.storage.committing() if dataset and writer else nullcontext():
-            collecting.settle(dataset)
-            if writer:
-                report.batch = _commit(writer, report)
+        collecting.read_all(jobs, run)
+        collecting.finish(dataset)
     return report
 
 
@@ -241,6 +232,23 @@ class _Collecting:
     background: ThreadPoolExecutor
     stored: "Future[None] | None" = None
     rows_read: int = 0
+
+    def read_all(self, jobs: Sequence[tuple[Log, Reader]], run: str | None) -> None:
+        """Read every log to its end."""
+        with _rare_garbage_collection():
+            for log, reader in jobs:
+                self.read(log, reader, run)
+        if self.team.settings.intake:
+            self.team.settings.intake.check_names()
+        self.wait()
+
+    def finish(self, dataset: "StoredDataset | None") -> None:
+        """Settle what was read, and commit it."""
+        # Another process may collect the same log: whoever comes second must see what the first committed.
+        with dataset.storage.committing() if dataset and self.writer else nullcontext():
+            self.settle(dataset)
+            if self.writer:
+                self.report.batch = _commit(self.writer, self.report)
 
     def read(self, log: Log, reader: Reader, run: str | None) -> None:
         """Read one log to its end."""
