@@ -8,108 +8,21 @@ bounds what can be reached.
 """
 
 import json
-import os
-import platform
-import random
-import subprocess
-import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
-import numpy as np
+from logs import COLUMNS, VOCABULARY, write_rows
+from measuring import Measured, machine, measure, rec
 
 from data_tools.schema import TOKEN_COLUMNS
 from offline_rec.models.quiet import quiet
 
-TOKENS = 200
-VOCABULARY = 32_000
-PIECE = 20  # tokens of a prepared piece of text: joining pieces is ten times faster than formatting numbers
-
-ROW = (
-    '{{"group_id":"g{group}","prompt":"Prompt number {group}: what comes next?","prompt_ids":[{prompt}],'
-    '"response_ids":[{ids}],"behavior_logprobs":[{logprobs}],"reward":{reward},'
-    '"policy":"bench","policy_version":{version},"temperature":1.0,"logprob_kind":"processed","finish_reason":"stop"}}\n'
-)
-
-DUCKDB_COLUMNS = {
-    **dict.fromkeys(["group_id", "prompt", "policy", "logprob_kind", "finish_reason"], "VARCHAR"),
-    **dict.fromkeys(["prompt_ids", "response_ids"], "INTEGER[]"),
-    "behavior_logprobs": "FLOAT[]",
-    "reward": "DOUBLE",
-    "policy_version": "BIGINT",
-    "temperature": "FLOAT",
-}
-
-
-TELL = """
-import atexit, sys
-def tell():
-    fields = {}
-    for name in ("status", "io"):
-        with open(f"/proc/self/{name}") as file:
-            fields.update(line.split(":", 1) for line in file)
-    sys.stderr.write(f"\\n{fields['VmHWM'].split()[0]} {fields['rchar'].strip()}")
-atexit.register(tell)
-"""
-"""Prints the peak memory in KiB and the bytes read of the process when it ends."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One process: how long it took, the most memory it held, and the bytes it asked the system to read."""
-
-    seconds: float
-    peak_mib: float
-    read_mib: float
-
-
-def write_log(path: Path, rows: int, *, seed: int) -> None:
-    """JSONL in the dataset's own columns: groups of eight, 200 tokens a response, ids and log-probs."""
-    numbers = np.random.default_rng(seed)
-    ids = [",".join(map(str, numbers.integers(0, VOCABULARY, PIECE))) for _ in range(4096)]
-    logprobs = [",".join(f"{x:.5f}" for x in -numbers.exponential(0.5, PIECE)) for _ in range(4096)]
-    choose = random.Random(seed)
-    with path.open("w", encoding="utf-8", buffering=1 << 20) as file:
-        for row in range(rows):
-            file.write(
-                ROW.format(
-                    group=row // 8,
-                    prompt=ids[row // 8 % len(ids)],
-                    ids=",".join(choose.choices(ids, k=TOKENS // PIECE)),
-                    logprobs=",".join(choose.choices(logprobs, k=TOKENS // PIECE)),
-                    reward=choose.randrange(2),
-                    version=row * 8 // rows,
-                )
-            )
-
-
-def measure(code: str, *arguments: str) -> Measured:
-    """Run Python code in a fresh process, which tells as its last line what only itself can know."""
-    # VmHWM and not ru_maxrss, which also counts this process: the child shares its memory until it execs.
-    with tempfile.TemporaryFile("w+") as errors:
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", TELL + code, *arguments], stdout=subprocess.DEVNULL, stderr=errors
-        )
-        seconds = time.perf_counter() - start
-        errors.seek(0)
-        *said, told = errors.read().splitlines()
-    if done.returncode:
-        raise SystemExit("\n".join(said))
-    peak_kib, read_bytes = map(int, told.split())
-    return Measured(round(seconds, 2), round(peak_kib / 2**10, 1), round(read_bytes / 2**20, 1))
-
-
-def rec(*arguments: str) -> Measured:
-    return measure("import sys; from cli.main import rec; rec(sys.argv[1:])", *arguments)
-
 
 def bare_duckdb(log: Path, target: Path) -> Measured:
     query = (
-        f"COPY (SELECT * FROM read_json('{log}', format='newline_delimited', columns={DUCKDB_COLUMNS})) "
+        f"COPY (SELECT * FROM read_json('{log}', format='newline_delimited', columns={COLUMNS})) "
         f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
     )
     return measure("import sys, duckdb; duckdb.sql(sys.argv[1])", query)
@@ -162,7 +75,7 @@ def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
     log, dataset, run, bare = (
         folder / f"{name}-{rows}" for name in ("log.jsonl", "dataset", "run", "bare.parquet")
     )
-    write_log(log, rows, seed=rows)
+    write_rows(log, rows, seed=rows)
     size = log.stat().st_size
     duckdb = bare_duckdb(log, bare)
     bare.unlink()
@@ -228,13 +141,10 @@ def main(sizes: tuple[int, ...], output: Path | None, folder: Path | None) -> No
         f"the fit read at most {summary['fit_read_of_token_columns']} of the token columns"
     )
     if output:
-        machine = {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-        }
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps({"machine": machine, "sizes": results, **summary}, indent=2) + "\n")
+        output.write_text(
+            json.dumps({"machine": machine("duckdb", "torch"), "sizes": results, **summary}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`rec collect`: logs into a dataset."""
 
+import os
 from typing import Any
 
 import click
@@ -7,6 +8,9 @@ import click
 from cli.options import command, json_option, key_value, named_reward, text_or_file
 from cli.output import printable, show
 from cli.progress import progress
+
+MOST_WORKERS = 8
+"""Reading and writing the files themselves keeps up with no more."""
 
 
 @command
@@ -34,6 +38,17 @@ from cli.progress import progress
     help="Its version, where the log does not say.",
 )
 @click.option(
+    "--logprob-kind",
+    type=click.Choice(["raw", "processed"]),
+    help="Whether log-probs are from before or after temperature and top-p, whatever the log says.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    metavar="T",
+    help="Temperature that responses were sampled at, whatever the log says.",
+)
+@click.option(
     "--run",
     metavar="NAME",
     help="Run that the log belongs to: its ids and group keys are apart from others'.",
@@ -54,6 +69,12 @@ from cli.progress import progress
 @click.option("--max-response-chars", type=click.IntRange(1), metavar="N", help="Set longer responses aside.")
 @click.option("--dry-run", is_flag=True, help="Read and count, write nothing.")
 @click.option("--strict", is_flag=True, help="Write nothing unless every row can be used.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"Processes that read large logs of lines.  [default: the cores, at most {MOST_WORKERS}]",
+)
 @json_option
 def collect(
     sources: tuple[str, ...],
@@ -63,6 +84,7 @@ def collect(
     mapping: tuple[str, ...],
     reward: str | None,
     hash_columns: str | None,
+    workers: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -89,6 +111,7 @@ def collect(
             map=dict(key_value(text, "--map") for text in mapping),
             reward=named_reward(reward),
             hash_columns=[name.strip() for name in (hash_columns or "").split(",") if name.strip()],
+            workers=workers or min(os.cpu_count() or 1, MOST_WORKERS),
             progress=bar,
             **options,
         )

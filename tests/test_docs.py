@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import COMMANDS, rec
+from tests import samples
 from tests.generated import up_to_date
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,21 @@ class Block:
             text = "\n".join(line[2:] for line in text.splitlines() if line.startswith(("$ ", "> ")))
         return ["bash", "-euo", "pipefail", "-c", INSTALL.sub("", text)]
 
+    def broken_promise(self, printed: str) -> str | None:
+        """The first line that a console block shows and its commands did not print, in this order.
+
+        `...` stands for anything; what is printed besides may be left out.
+        """
+        shown = self.text.splitlines() if self.language == "console" else []
+        lines = iter(printed.splitlines())
+        for line in shown:
+            pattern = ".*".join(map(re.escape, line.strip().split("...")))
+            if not line.startswith(("$ ", "> ")) and not any(
+                re.fullmatch(pattern, one.strip()) for one in lines
+            ):
+                return line
+        return None
+
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
@@ -58,6 +74,7 @@ def workspace(tmp_path_factory):
     (folder / "docs").symlink_to(ROOT / "docs")
     # The log that docs/collect.md names is public; an excerpt of it stands in.
     shutil.copy(ROOT / "tests" / "cases" / "gsm8k_excerpt.jsonl", folder / "example_model_solutions.jsonl")
+    samples.write(folder)
     return folder
 
 
@@ -72,11 +89,21 @@ def test_every_command_of_a_page_runs_as_printed(page, workspace):
             block.command(),
             cwd=workspace,
             env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=1200,
         )
-        assert done.returncode == 0, f"{page.name}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
+        told = f"{page.name}:{block.line}\n{block.text}\n{done.stdout}"
+        assert done.returncode == 0, told
+        assert block.broken_promise(done.stdout) is None, told
+
+
+def test_output_that_a_page_shows_is_held_to_what_its_commands_print():
+    shown = Block(ROOT / "README.md", 1, "console", "$ rec a\n4 kept, ...\n> --b\n1 rejected\n", False)
+    assert shown.broken_promise("log: 1\n 4 kept, 0 rejected\n1 rejected\n") is None
+    assert shown.broken_promise("1 rejected\n4 kept, 0 rejected\n") == "1 rejected"
+    assert shown.broken_promise("5 kept, 0 rejected\n1 rejected\n") == "4 kept, ..."
 
 
 @pytest.mark.docs

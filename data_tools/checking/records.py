@@ -80,7 +80,7 @@ _DUPLICATES = f"""SELECT coalesce(sum(n - 1), 0)::BIGINT, min(id, {EXAMPLES}) FR
     SELECT count(*) AS n, max(response_id) AS id FROM checked
     WHERE temperature IS DISTINCT FROM 0
         AND coalesce(behavior_logprob < {IMPROBABLE}, length(response) > {LONG_RESPONSE})
-    GROUP BY prompt_hash, md5(response), policy, policy_version HAVING n > 1)"""
+    GROUP BY prompt_hash, md5(response), behavior_logprob, policy, policy_version HAVING n > 1)"""
 
 _VERSIONS = """SELECT policy, policy_version, avg(epoch(sampled_at)) AS sampled, min(response_id) AS id
     FROM checked WHERE policy_version IS NOT NULL AND sampled_at IS NOT NULL GROUP BY ALL"""

@@ -18,9 +18,10 @@ from data_tools.collecting.identity import Scope
 from data_tools.collecting.intake import intake
 from data_tools.collecting.known_rejects import KnownRejects
 from data_tools.collecting.ledger import Ledger
-from data_tools.collecting.pipeline import Processed, Settings, process
+from data_tools.collecting.pipeline import Processed, Settings
 from data_tools.collecting.reasons import REASONS, Reject
 from data_tools.collecting.report import CollectReport, LogReport
+from data_tools.collecting.workers import Workers
 from data_tools.errors import ConfigError, DataError
 from data_tools.logs.log import Log
 from data_tools.logs.records import is_empty_table, samples
@@ -59,6 +60,8 @@ def collect(
     reward: str | Callable[..., Any] | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
+    logprob_kind: str | None = None,
+    temperature: float | None = None,
     run: str | None = None,
     group_size: int | None = None,
     holdout: float | None = None,
@@ -67,21 +70,26 @@ def collect(
     max_response_chars: int | None = None,
     dry_run: bool = False,
     strict: bool = False,
+    workers: int = 1,
     progress: Tick | None = None,
 ) -> CollectReport:
     """Read logs into a dataset, which is made if there is none; what it holds already is not added again.
 
     `sources`: files, folders, globs, urls, hf:owner/name, -. `select`: one SELECT over `source`; `map`:
     column -> SQL expression over it; `reward`: how rows are judged, whatever the log says (reward_rules.py).
-    `policy`, `policy_version`: where the log does not say. `run`: scope of the log's own ids and group keys.
+    `policy`, `policy_version`: where the log does not say. `logprob_kind` (raw or processed), `temperature`:
+    how responses were sampled, whatever the log says. `run`: scope of the log's own ids and group keys.
     `group_size`: that many consecutive lines (responses of one line) are a group, where the log names none.
     `redact`, `hash_columns`, `max_response_chars`: what is kept out (intake.py).
-    `strict`: a DataError at the first reject.
+    `strict`: a DataError at the first reject. `workers`: processes that read lines of large logs; a script
+    that asks for several must run under `if __name__ == "__main__"`, as always when processes start anew.
     """
     chosen = _chosen_reader(format, select, map)
     kept_out = intake(redact, hash_columns, max_response_chars)
     rule = _reward_rule(reward) if reward else None
-    settings = Settings(policy, policy_version, rule, group_size, kept_out)
+    settings = Settings(
+        *(policy, policy_version, rule, group_size), _known_kind(logprob_kind), temperature, kept_out
+    )
     report = CollectReport(dry_run=dry_run)
     if kept_out and kept_out.redactor:
         report.redaction = kept_out.redactor.means
@@ -93,8 +101,9 @@ def collect(
         ledger = stack.enter_context(Ledger(dataset.storage if dataset else None))
         writer = stack.enter_context(dataset.writer()) if dataset and not dry_run else None
         background = stack.enter_context(ThreadPoolExecutor(1))
+        team = stack.enter_context(Workers(workers, settings))
         known = KnownRejects(dataset)
-        collecting = _Collecting(ledger, writer, known, settings, report, strict, progress, background)
+        collecting = _Collecting(ledger, writer, known, team, report, strict, progress, background)
         with _rare_garbage_collection():
             for log, reader in jobs:
                 collecting.read(log, reader, run)
@@ -136,6 +145,12 @@ def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None)
     if map:
         return SelectReader(map_query(map), mapped=True)
     return None if name == "auto" else readers.reader(name)
+
+
+def _known_kind(kind: str | None) -> str | None:
+    if kind not in (None, "raw", "processed"):
+        raise ConfigError(f"there is no kind of log-probs named {kind!r}", "it is raw or processed")
+    return kind
 
 
 def _reward_rule(definition: str | Callable[..., Any]) -> "RewardRule":
@@ -219,7 +234,7 @@ class _Collecting:
     ledger: Ledger
     writer: "BatchWriter | None"
     known: KnownRejects
-    settings: Settings
+    team: Workers
     report: CollectReport
     strict: bool
     tick: Tick | None
@@ -232,14 +247,13 @@ class _Collecting:
         counts = LogReport(log.name, reader.name)
         self.report.logs.append(counts)
         scope = Scope(reader.name, reader.fingerprint(log), log.name, run)
-        for chunk in reader.chunks(log):
-            done = process(chunk, scope, self.settings)
+        for done in self.team.read(log, reader, scope):
             self._store(done)
             self._count(counts, done)
             if self.tick:
                 self.tick(self.rows_read)
-        if self.settings.intake:
-            counts.redacted += self.settings.intake.take_counts()
+        if self.team.settings.intake:
+            counts.redacted += self.team.settings.intake.take_counts()
 
     def _store(self, done: Processed) -> None:
         """Write in the background: compression takes no part of the interpreter, parsing takes all of it.

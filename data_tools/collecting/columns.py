@@ -5,7 +5,10 @@ A *loose* column is what readers hand over: a dataset column, or one of the few 
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from data_tools.logs.packed import NumberKind
 
 ColumnKind = Literal[
     "text", "prompt", "key", "label", "json", "int32", "int64", "float", "reward", "time", "bool",
@@ -115,6 +118,12 @@ def candidates(fields: Iterable[str]) -> dict[str, list[str]]:
 def names_of(column: str) -> tuple[str, ...]:
     """Every name of a column, the surest first."""
     return (MAPPED + column, column, *ALIASES[column])
+
+
+def number_fields() -> "dict[str, NumberKind]":
+    """The fields of every name whose column holds lists of numbers, and the numbers of which kind."""
+    kinds: dict[ColumnKind, NumberKind] = {"ids": "i", "mask": "i", "logprobs": "d"}
+    return {name: kinds[kind] for column, kind in LOOSE.items() if kind in kinds for name in names_of(column)}
 
 
 def pick(record: Mapping[str, Any], names: list[str], column: str) -> str | None:

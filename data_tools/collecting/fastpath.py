@@ -19,6 +19,7 @@ from data_tools.collecting.coerce import coerce
 from data_tools.collecting.columns import LOOSE, ColumnKind
 from data_tools.collecting.prompts import response_parts
 from data_tools.collecting.reasons import Notes, Refused
+from data_tools.logs.packed import NumberKind, Numbers, unpacked
 from data_tools.logs.tables import listed
 from data_tools.readers.base import Chunk
 
@@ -102,7 +103,7 @@ def _tolerant(made: Typed, chunk: Chunk, column: str, values: Sequence[Any] | pa
 def plain(values: Sequence[Any] | pa.Array) -> Sequence[Any]:
     """Python values of a column; those of a JSON column are parsed."""
     if not isinstance(values, pa.Array):
-        return values
+        return list(map(unpacked, values)) if Numbers in set(map(type, values)) else values
     if isinstance(values.type, pa.BaseExtensionType):
         return [None if text is None else _parsed(text) for text in values.storage.to_pylist()]
     return listed(values)
@@ -126,7 +127,7 @@ def _from_python(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     if not types:
         return pa.nulls(len(values), ARROW[kind])
     if pa.types.is_list(ARROW[kind]):
-        return _lists(kind, values) if types == {list} else None
+        return _lists(kind, values) if types <= {list, Numbers} else None
     if kind in ("key", "label") and types == {int}:
         return _text_of_integers(values)
     return _array(values, ARROW[kind]) if types <= _PYTHON.get(kind, set()) else None
@@ -134,6 +135,9 @@ def _from_python(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
 
 def _lists(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     """Lists of items of the right type. Items are looked at one by one only where Arrow would not refuse."""
+    if (packed := _packed_lists(values)) is not None:
+        return packed
+    values = plain(values)
     if kind == "ids":
         return _integer_lists(values)
     if kind == "logprobs":
@@ -144,6 +148,27 @@ def _lists(kind: ColumnKind, values: Sequence[Any]) -> pa.Array | None:
     if found is not None and found.type.value_type == pa.null():
         return found.cast(ARROW[kind])
     return found if found is not None and found.type == ARROW[kind] else None
+
+
+def _packed_lists(values: Sequence[Any]) -> pa.Array | None:
+    """Lists of numbers that were never Python objects; None where some were."""
+    if set(map(type, values)) - {_NONE} != {Numbers}:
+        return None
+    lists = [value for value in values if value is not None]
+    if len({numbers.kind for numbers in lists}) > 1:
+        return None
+    items = np.frombuffer(b"".join(numbers.data for numbers in lists), _PACKED[lists[0].kind])
+    return pa.ListArray.from_arrays(_bounds(values), pa.array(items))
+
+
+_PACKED: dict[NumberKind, type[np.generic]] = {"i": np.int64, "d": np.float64}
+
+
+def _bounds(values: Sequence[Any]) -> pa.Array:
+    """The bounds of lists in their joined items, null where there is no list."""
+    lengths = np.array([-1 if value is None else len(value) for value in values], np.int64)
+    bounds = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))]).astype(np.int32)
+    return pa.array(bounds, mask=np.append(lengths < 0, False))
 
 
 def _float_lists(values: Sequence[Any]) -> pa.Array | None:
@@ -164,13 +189,10 @@ def _integer_lists(values: Sequence[Any]) -> pa.Array | None:
                 items.fromlist(value)
     except (TypeError, OverflowError):
         return None
-    lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
-    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     flat = np.frombuffer(items, np.int64) if items else np.zeros(0, np.int64)
-    if not _plain_items(values, bounds, (flat == 0) | (flat == 1), {int}):
-        return None
-    absent = np.fromiter((value is None for value in values), bool, len(values))
-    return pa.ListArray.from_arrays(pa.array(bounds, mask=np.append(absent, False)), pa.array(flat))
+    found = pa.ListArray.from_arrays(_bounds(values), pa.array(flat))
+    doubtful = (flat == 0) | (flat == 1)
+    return found if _plain_items(values, found.offsets.to_numpy(), doubtful, {int}) else None
 
 
 def _plain_items(

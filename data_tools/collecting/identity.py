@@ -150,9 +150,8 @@ def _group_ids(scope: Scope, scopes: list[str], keys: list[str | None], hashes: 
 def _response_ids(
     scope: Scope, scopes: list[str], given: list[str | None], contents: list[bytes]
 ) -> list[bytes]:
+    drawn = ids.drawn_response_id(scope.fingerprint)
     return [
-        ids.drawn_response_id(scope.fingerprint, content)
-        if key is None
-        else ids.given_response_id(scope.format, where, key)
+        drawn(content) if key is None else ids.given_response_id(scope.format, where, key)
         for where, key, content in zip(scopes, given, contents, strict=True)
     ]

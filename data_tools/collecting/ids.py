@@ -4,15 +4,23 @@ None of them holds a path or a time, so a log that was moved, compressed again o
 """
 
 import hashlib
+from collections.abc import Callable, Iterable
 
 DIGEST_BYTES = 16
 
 
 def digest(*parts: bytes | str) -> bytes:
     """Hash the parts, each with its length, so that ("ab", "c") and ("a", "bc") differ."""
+    return _hash(parts).digest()
+
+
+def _hash(parts: Iterable[bytes | str]) -> "hashlib.blake2b":
     data = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
-    text = b"".join(b"%d:%b" % (len(part), part) for part in data)
-    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(b"".join(map(_with_length, data)), digest_size=DIGEST_BYTES)
+
+
+def _with_length(part: bytes) -> bytes:
+    return b"%d:%b" % (len(part), part)
 
 
 def record_digest(raw: bytes) -> bytes:
@@ -48,9 +56,16 @@ def given_response_id(format_name: str, scope: str, given: str) -> bytes:
     return digest("given", format_name, scope, given)
 
 
-def drawn_response_id(fingerprint: bytes, content: bytes) -> bytes:
-    """Hash of the first occurrence of `content` in the log; `occurrence_id` tells later ones apart."""
-    return digest("drawn", fingerprint, content)
+def drawn_response_id(fingerprint: bytes) -> Callable[[bytes], bytes]:
+    """Hashes the first occurrence of `content` in a log; `occurrence_id` tells later ones apart."""
+    begun = _hash(("drawn", fingerprint))
+
+    def drawn(content: bytes) -> bytes:
+        hashed = begun.copy()
+        hashed.update(_with_length(content))
+        return hashed.digest()
+
+    return drawn
 
 
 OCCURRENCE_SQL = "md5({id} || ':' || {n})"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from data_tools.collecting.fastpath import Typed, plain, typed
+from data_tools.collecting.columns import LOOSE
+from data_tools.collecting.fastpath import ARROW, Typed, plain, typed
 from data_tools.collecting.identity import Identified, Scope, identify
 from data_tools.collecting.order_groups import groups_by_order
 from data_tools.collecting.reasons import Notes, Refused, Reject
@@ -34,6 +35,12 @@ class Settings:
     reward: "RewardRule | None" = None
     group_size: int | None = None
     """How many consecutive responses are a group where the log names none; None: equal prompts are one."""
+
+    logprob_kind: str | None = None
+    """What the logged log-probs are, whatever the log says: raw or processed."""
+
+    temperature: float | None = None
+    """What the responses were sampled at, whatever the log says."""
 
     intake: "Intake | None" = None
     """What must not be stored."""
@@ -82,12 +89,14 @@ def process(chunk: Chunk, scope: Scope, settings: Settings) -> Processed:
 
 
 def _fill(loose: Typed, settings: Settings) -> None:
-    """Name the policy and its version where the log does not."""
+    """Name the policy and its version where the log does not, and how it was sampled where the user knows."""
     for column, value in (("policy", settings.policy), ("policy_version", settings.policy_version)):
         if value is not None:
-            kind = pa.string() if column == "policy" else pa.int64()
-            logged = loose.columns.get(column, pa.nulls(loose.rows, kind))
+            logged = loose.columns.get(column, pa.nulls(loose.rows, ARROW[LOOSE[column]]))
             loose.columns[column] = logged.fill_null(value)
+    for column, known in (("logprob_kind", settings.logprob_kind), ("temperature", settings.temperature)):
+        if known is not None:
+            loose.columns[column] = pa.repeat(pa.scalar(known, ARROW[LOOSE[column]]), loose.rows)
 
 
 def _set_reward_aside(loose: Typed, chunk: Chunk, rule: "RewardRule") -> None:

@@ -34,6 +34,8 @@ REASONS = {
     "deleted": "the log says that the record was deleted",
     "unmatched_score": "a score of something that is no response collected with it: add it later with "
     "`rec reward`",
+    "unmatched_message": "a message of a model call whose span was not collected with it: collect spans and "
+    "log records in one command",
 }
 """Reject codes: the record is not in the dataset; `rejects` holds its file, row, reason and beginning."""
 
@@ -59,6 +61,7 @@ NOTES = {
     "scores_differ": "several values of one score differ: the reward is missing, all of them are in `extra`",
     "not_a_call": "the record is no model call (a span of a tool, a chain, an event): it was passed over",
     "joined_score": "a score was joined to its response",
+    "joined_message": "a message in a log record was joined to the span of its call",
     "not_a_rollout": "the record is a summary or metadata of rollouts, none itself: it was passed over",
     "unfinished_export": "the folder has no STABLE file yet: more may be written, so collect it again later",
     "merged_filter": "the record holds responses of another record again, judged under another filter: its "

@@ -32,6 +32,21 @@ class LineBlock:
     oversized: dict[int, int] = field(default_factory=dict)
     torn: str | None = None
 
+    def pieces(self, size: int) -> "Iterator[LineBlock]":
+        """The same lines in blocks of about `size` bytes, at least one line each."""
+        begin = length = 0
+        for end, line in enumerate(self.lines, 1):
+            length += len(line)
+            if length >= size and end < len(self.lines):
+                yield self._piece(begin, end)
+                begin, length = end, 0
+        yield self._piece(begin, len(self.lines), self.torn)
+
+    def _piece(self, begin: int, end: int, torn: str | None = None) -> "LineBlock":
+        rows = range(self.first + begin, self.first + end)
+        oversized = {row: size for row, size in self.oversized.items() if row in rows}
+        return LineBlock(self.lines[begin:end], self.first + begin, oversized, torn)
+
 
 def line_blocks(
     data: Iterable[bytes], *, block_bytes: int = LINES_BYTES, max_line_bytes: int = MAX_LINE_BYTES

@@ -4,13 +4,14 @@ What cannot be parsed becomes a `Reject` with its physical number; nothing here 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import orjson
+import simdjson
 
 from data_tools.collecting.ids import digest, record_digest
 from data_tools.collecting.reasons import Refused, Reject
@@ -18,6 +19,7 @@ from data_tools.logs.documents import elements
 from data_tools.logs.jsontext import dump, parse
 from data_tools.logs.lines import LineBlock, line_blocks
 from data_tools.logs.log import Log
+from data_tools.logs.packed import NumberKind, packed_record
 from data_tools.logs.tables import columns_of, csv_records, listed, parquet_batches, row_digests
 
 SAMPLES = 16
@@ -28,7 +30,8 @@ ELEMENTS = 1024
 class Block:
     """Some consecutive records, as parallel lists; `rows` counts lines or rows of the log from 1.
 
-    `raws` holds the bytes of the line of each record, where records are lines.
+    `raws` holds the bytes of the line of each record, where records are lines; of a packed one, which has no
+    key twice, it holds nothing.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -67,10 +70,10 @@ def blocks(log: Log) -> Iterator[Block]:
         yield from map(json_block, line_blocks(log.blocks()))
 
 
-def json_block(lines: LineBlock) -> Block:
-    """Parse lines of JSON; empty lines are no records."""
+def json_block(lines: LineBlock, numbers: Mapping[str, NumberKind] | None = None) -> Block:
+    """Parse lines of JSON; empty lines are no records. Lists of fields in `numbers` may be Numbers."""
     numbered = [(row, line) for row, raw in enumerate(lines.lines, lines.first) if (line := raw.strip())]
-    block = _clean_block(numbered)
+    block = _clean_block(numbered) if numbers is None else _packed_block(numbered, numbers)
     if block is None:
         block = Block()
         for row, line in numbered:
@@ -93,6 +96,19 @@ def _clean_block(lines: list[tuple[int, bytes]]) -> Block | None:
     raws = [line for _, line in lines]
     rows = [row for row, _ in lines]
     return Block(rows, records, list(map(record_digest, raws)), raws, input_rows=len(rows))
+
+
+def _packed_block(lines: list[tuple[int, bytes]], numbers: Mapping[str, NumberKind]) -> Block:
+    """The block of lines, each packed where it is plainly good."""
+    block, parser = Block(), simdjson.Parser()
+    for row, line in lines:
+        record = packed_record(parser, line, numbers)
+        if record is None:
+            _add_line(block, row, line)
+        else:
+            block.add(row, record, record_digest(line))
+            block.raws.append(b"")
+    return block
 
 
 def _add_line(block: Block, row: int, line: bytes) -> None:

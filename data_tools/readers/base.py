@@ -7,7 +7,7 @@ and duplicates (ledger.py). Most formats need only `RecordReader.detect` and `Re
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,10 +16,13 @@ import pyarrow as pa
 from data_tools.collecting.ids import choice_digest
 from data_tools.collecting.reasons import Refused, Reject
 from data_tools.logs.jsontext import dump
+from data_tools.logs.lines import LineBlock, line_blocks
 from data_tools.logs.log import Log
-from data_tools.logs.records import Block, blocks, fingerprint, flat
+from data_tools.logs.packed import NumberKind
+from data_tools.logs.records import Block, blocks, fingerprint, flat, json_block
 
 __all__ = [
+    "BlockReader",
     "Carries",
     "Chunk",
     "ChunkBuilder",
@@ -121,7 +124,38 @@ class Reader(ABC):
         """Yield the log's rows in chunks of bounded size."""
 
 
-class RecordReader(Reader):
+PIECE_BYTES = 1 << 16
+"""Text of nested records that are parsed together."""
+
+
+class BlockReader(Reader):
+    """A format of which any block of records can be read without those before it."""
+
+    numbers: ClassVar[Mapping[str, NumberKind] | None] = None
+    """Fields whose lists of numbers may come as Numbers (packed.py)."""
+
+    @property
+    def by_block(self) -> bool:
+        """Whether `chunk` is all there is to it; a format that adds something to `chunks` goes in order."""
+        return type(self).chunks is BlockReader.chunks
+
+    @abstractmethod
+    def chunk(self, block: Block, log: Log) -> Chunk:
+        """The rows of a block; of the log only name, path and companions are known."""
+
+    def chunk_of_lines(self, lines: LineBlock, log: Log) -> Chunk:
+        """The rows of some lines."""
+        return self.chunk(json_block(lines, self.numbers), log)
+
+    def chunks(self, log: Log) -> Iterator[Chunk]:
+        """Read block by block."""
+        if log.kind == "jsonl":
+            yield from (self.chunk_of_lines(lines, log) for lines in line_blocks(log.blocks()))
+        else:
+            yield from (self.chunk(block, log) for block in blocks(log))
+
+
+class RecordReader(BlockReader):
     """A format whose records (lines, array elements, table rows) each turn into zero or more responses."""
 
     whole_lists: ClassVar[bool] = False
@@ -138,20 +172,33 @@ class RecordReader(Reader):
         `Passed` for what is no response at all.
         """
 
-    def chunks(self, log: Log) -> Iterator[Chunk]:
+    def chunk(self, block: Block, log: Log) -> Chunk:
         """Read record by record; a malformed record is a reject with its line number, never a crash."""
-        for block in blocks(log):
-            yield self._chunk(block if self.whole_lists else flat(block), log)
+        return self._chunk([block], log)
 
-    def _chunk(self, block: Block, log: Log) -> Chunk:
-        made = ChunkBuilder(rejects=block.rejects, input_rows=block.input_rows)
+    def chunk_of_lines(self, lines: LineBlock, log: Log) -> Chunk:
+        """Parse a few records at a time: nested ones are many objects, and soon out of the cache."""
+        return self._chunk(map(json_block, lines.pieces(PIECE_BYTES)), log)
+
+    def records_of(self, block: Block) -> Block:
+        """The records of a block one by one."""
+        return block if self.whole_lists else flat(block)
+
+    def _chunk(self, blocks: Iterable[Block], log: Log) -> Chunk:
+        made = ChunkBuilder()
+        for block in map(self.records_of, blocks):
+            self._fill(made, block, log)
+        chunk = made.chunk()
+        chunk.names = dict(self.names)
+        return chunk
+
+    def _fill(self, made: "ChunkBuilder", block: Block, log: Log) -> None:
+        made.rejects += block.rejects
+        made.input_rows += block.input_rows
         made.notes.update(block.notes)
         for row, record, content in zip(block.rows, block.records, block.contents, strict=True):
             for choice, values in enumerate(self._responses(record, log)):
                 made.add(row, choice_digest(content, choice), values, record)
-        chunk = made.chunk()
-        chunk.names = dict(self.names)
-        return chunk
 
     def _responses(self, record: Any, log: Log) -> Iterator[Row]:
         """The rows of a record; whatever goes wrong inside a malformed one ends as its last Refused."""

@@ -192,7 +192,10 @@ def _paired(tokens: TokenLogprobs | None, ids: Any, flags: list[str]) -> Object:
         flags.append("logprob_length")
         return {"response_ids": ids}
     if tokens.ids is None:
-        return {"response_ids": ids, "behavior_logprobs": tokens.values, "logprob_tokens": tokens.texts}
+        row = {"response_ids": ids, "behavior_logprobs": tokens.values}
+        # Texts of tokens only tell where a surplus of log-probs stands.
+        surplus = ids is not None and (not isinstance(ids, list) or len(tokens.values) > len(ids))
+        return row | {"logprob_tokens": tokens.texts} if surplus else row
     ids = decoded(ids)
     if not isinstance(ids, list) or ids == tokens.ids[: len(ids)]:
         return {"response_ids": tokens.ids, "behavior_logprobs": tokens.values}

@@ -1,7 +1,8 @@
 """What a model's span holds by OpenTelemetry's GenAI conventions, whatever their generation.
 
 Up to 1.36 prompts and completions are in events (as JSON text, or one event a message) or in flat attributes
-such as gen_ai.prompt.0.content; from 1.37 they are messages of parts, in attributes or in an event.
+such as gen_ai.prompt.0.content; from 1.37 they are messages of parts, in attributes or in an event. An event
+stands in its span, or is a log record that names the span.
 """
 
 import re
@@ -24,10 +25,15 @@ Events = list[tuple[str, Object]]
 """Events of a span: name and attributes."""
 
 EVALUATION = "gen_ai.evaluation.result"
+DETAILS = "gen_ai.client.inference.operation.details"
+"""The event that holds all of a call: what was asked, how, and what was answered."""
+
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "max_tokens", "frequency_penalty", "presence_penalty")
 _FLAT = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
 _TOOL_CALL = re.compile(r"tool_calls\.(\d+)\.(id|name|arguments)")
 _SPOKEN = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
+_CHOICE = "gen_ai.choice"
+_OLDEST = ("gen_ai.content.prompt", "gen_ai.content.completion")
 
 
 def is_genai_call(attributes: Object) -> bool:
@@ -36,6 +42,11 @@ def is_genai_call(attributes: Object) -> bool:
     if operation is not None:
         return operation in CALLS
     return "gen_ai.request.model" in attributes or "gen_ai.response.model" in attributes
+
+
+def is_message(event: str) -> bool:
+    """Whether an event of this name holds messages of a call."""
+    return event in (DETAILS, _CHOICE, *_OLDEST) or _SPOKEN.fullmatch(event) is not None
 
 
 def genai_request(attributes: Object, events: Events) -> Object:
@@ -60,12 +71,17 @@ def _prompt(attributes: Object, events: Events) -> list[Object]:
 
 def _spoken(role: str, body: Object) -> Object:
     """The message of an event named after its role."""
-    held = decoded(body.get("body"))
-    known = {**body, **held} if isinstance(held, dict) else body
+    known = _known(body)
     message = {"role": known.get("role") or role, "content": known.get("content")}
     calls = decoded(known.get("tool_calls"))
     message |= {"tool_calls": calls} if calls else {}
     return message | ({"tool_call_id": known["id"]} if role == "tool" and known.get("id") else {})
+
+
+def _known(body: Object) -> Object:
+    """What an event says: its attributes, and what some exporters pack into one of them."""
+    held = decoded(body.get("body") or body.get("gen_ai.event.content"))
+    return {**body, **held} if isinstance(held, dict) else body
 
 
 def genai_choices(attributes: Object, events: Events) -> list[Object]:
@@ -92,11 +108,12 @@ def _answers(attributes: Object, events: Events) -> Iterator[tuple[Any, Object, 
         yield from ((None, message, message.pop("finish_reason", None)) for message in flat)
         return
     for name, body in events:
-        if name == "gen_ai.choice":
-            held = decoded(body.get("body"))
-            known = {**body, **held} if isinstance(held, dict) else body
+        if name == _CHOICE:
+            known = _known(body)
             message = decoded(known.get("message"))
             said = message if isinstance(message, dict) else {"content": message or known.get("content")}
+            calls = decoded(known.get("tool_calls"))  # beside the message, or in it
+            said = {"tool_calls": calls, **said} if calls else said
             yield known.get("index"), {"role": "assistant", **said}, known.get("finish_reason")
 
 

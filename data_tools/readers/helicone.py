@@ -45,7 +45,7 @@ class HeliconeReader(TracedReader):
         for name, value in scores.items() if isinstance(scores, dict) else ():
             yield Score(name, value)
 
-    def calls(self, record: Any) -> Iterator[Call | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Refused | Passed]:
         """Yield the call of a record."""
         response = decoded(record.get("response_body"))
         error = response.get("error") if isinstance(response, dict) else None

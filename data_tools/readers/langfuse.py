@@ -75,7 +75,7 @@ class LangfuseReader(TracedReader):
             is_call = kind == "trace" or fields.get("type") == "GENERATION"
             yield Member(identity, trace, is_call, not fields.get("parent_observation_id"))
 
-    def calls(self, record: Any) -> Iterator[Call | Score | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Score | Refused | Passed]:
         """Yield the call that an observation or trace is, or the score."""
         fields = _named(record)
         kind = _kind(fields)

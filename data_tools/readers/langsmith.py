@@ -64,7 +64,7 @@ class LangSmithReader(TracedReader):
             is_root = not record.get("parent_run_id") and record.get("id") == record.get("trace_id")
             yield Member(str(record["id"]), record["trace_id"], _is_call(record), is_root)
 
-    def calls(self, record: Any) -> Iterator[Call | Score | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Score | Refused | Passed]:
         """Yield the call that a run is, or the feedback."""
         if _is_feedback(record):
             yield from self.kept_scores(record)

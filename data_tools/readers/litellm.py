@@ -40,7 +40,7 @@ class LiteLLMReader(TracedReader):
         """Payloads before spend logs."""
         return sorted(super().plan(logs), key=lambda log: b'"proxy_server_request"' in log.head[: 1 << 14])
 
-    def calls(self, record: Any) -> Iterator[Call | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Refused | Passed]:
         """Yield the call of a record."""
         request = _request(record)
         _refuse_failed(record)

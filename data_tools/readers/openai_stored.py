@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from data_tools.collecting.ids import choice_digest
-from data_tools.logs.records import Block, blocks, element_digest, flat, looked_through, samples
-from data_tools.readers.base import Carries, Chunk, Log, RecordReader, Refused, Values, first_object
+from data_tools.logs.records import Block, element_digest, flat, looked_through, samples
+from data_tools.readers.base import Carries, Log, RecordReader, Refused, Values, first_object
 from data_tools.readers.completions import completions
 from data_tools.readers.exchange import Object, exchange
 from data_tools.readers.joined import Keyed, join, joined_of
@@ -51,10 +51,9 @@ class StoredReader(RecordReader):
         join(lists, others, "messages", _messages)
         return lists
 
-    def chunks(self, log: Log) -> Iterator[Chunk]:
-        """Read the completions of each page one by one."""
-        for block in blocks(log):
-            yield self._chunk(_without_pages(flat(block)), log)
+    def records_of(self, block: Block) -> Block:
+        """The completions of each page one by one."""
+        return _without_pages(flat(block))
 
     def rows(self, record: Any, log: Log) -> Iterator[Values | Refused]:
         """Yield the choices of a completion."""

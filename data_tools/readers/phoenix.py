@@ -55,7 +55,7 @@ class PhoenixReader(TracedReader):
             span, trace = _ids(record)
             yield Member(span, trace, _kind(record) == "LLM", not record.get("parent_id"))
 
-    def calls(self, record: Any) -> Iterator[Call | Score | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Score | Refused | Passed]:
         """Yield the call that a span is, or the annotation."""
         if _is_annotation(record):
             yield from self.kept_scores(record)

@@ -9,13 +9,22 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from data_tools.collecting.columns import CONVERSATION, MAPPED, MERGED, candidates, is_response, pick
+from data_tools.collecting.columns import (
+    CONVERSATION,
+    MAPPED,
+    MERGED,
+    candidates,
+    is_response,
+    number_fields,
+    pick,
+)
 from data_tools.collecting.prompts import is_chat, split_conversation
 from data_tools.collecting.reasons import Refused
 from data_tools.logs.log import Log
+from data_tools.logs.packed import unpacked
 from data_tools.logs.records import Block, blocks, flat
 from data_tools.logs.tables import columns_of, listed, parquet_batches, row_digests
-from data_tools.readers.base import Carries, Chunk, Reader
+from data_tools.readers.base import BlockReader, Carries, Chunk
 
 Columns = dict[str, Any]
 """Name -> values: an Arrow array or a list."""
@@ -24,12 +33,13 @@ _RESPONSES = ("response", "response_ids", "response_messages")
 _DUPLICATES_MATTER = ("reward", "response", "response_ids", "behavior_logprobs", "loss_mask", "prompt")
 
 
-class RowsReader(Reader):
+class RowsReader(BlockReader):
     """One record is one response; fields are found by name (docs/collect.md has the table of names)."""
 
     name = "rows"
     title = "rows with the dataset's column names or well-known aliases (JSONL, JSON, Parquet, CSV)"
     carries = Carries(*["optional"] * 7)
+    numbers = number_fields()
 
     def detect(self, log: Log, samples: Sequence[Any]) -> bool:
         """Take a log whose first records name a prompt and a response, or that has no whole record."""
@@ -37,13 +47,23 @@ class RowsReader(Reader):
             return log.kind in ("jsonl", "json")
         return any(isinstance(record, dict) and is_response(record) for record in samples)
 
+    @property
+    def by_block(self) -> bool:
+        """True: what `chunks` adds is for tables."""
+        return type(self).chunks is RowsReader.chunks
+
+    def chunk(self, block: Block, log: Log) -> Chunk:
+        """The columns of a block."""
+        return record_chunk(flat(block))
+
     def chunks(self, log: Log) -> Iterator[Chunk]:
         """Read the log column by column."""
         if log.kind == "parquet":
             yield from table_chunks(parquet_batches(log), Layout())
-            return
-        for block in blocks(log):
-            yield record_chunk(flat(block), textual=log.kind == "csv")
+        elif log.kind == "csv":
+            yield from (record_chunk(block, textual=True) for block in blocks(log))
+        else:
+            yield from super().chunks(log)
 
 
 def record_chunk(block: Block, *, textual: bool = False) -> Chunk:
@@ -51,18 +71,21 @@ def record_chunk(block: Block, *, textual: bool = False) -> Chunk:
     _drop_what_is_no_object(block)
     records = block.records
     shapes = list(map(tuple, records))
-    found = candidates(key for shape in set(shapes) for key in shape)
+    kinds = set(shapes)
+    found = candidates(key for shape in kinds for key in shape)
     used: list[set[str]] = [set() for _ in records] if any(len(names) > 1 for names in found.values()) else []
+    alike = len(kinds) == 1  # then all columns are found in one go
+    fields = dict(zip(shapes[0], zip(*map(dict.values, records), strict=True), strict=True)) if alike else {}
     columns: dict[str, Sequence[Any]] = {}
     for column, names in found.items():
         if len(names) == 1:
-            columns[column] = [record.get(names[0]) for record in records]
+            columns[column] = fields.get(names[0]) or [record.get(names[0]) for record in records]
         else:
             columns[column] = _picked(records, names, column, used)
     single = {names[0] for names in found.values() if len(names) == 1}
-    others = {shape: [key for key in shape if key not in single] for shape in set(shapes)}
+    others = {shape: [key for key in shape if key not in single] for shape in kinds}
     columns["extra"] = [
-        _rest(record, others[shape], used[row] if used else ())
+        _rest(record, others[shape], used[row] if used else ()) if others[shape] else {}
         for row, (record, shape) in enumerate(zip(records, shapes, strict=True))
     ]
     _split_conversations(columns, found.get("prompt", []))
@@ -103,7 +126,7 @@ def _picked(records: list[Any], names: list[str], column: str, used: list[set[st
 
 
 def _rest(record: dict[str, Any], others: list[str], used: Collection[str]) -> dict[str, Any]:
-    return merged_extra({key: record[key] for key in others if key not in used})
+    return merged_extra({key: unpacked(record[key]) for key in others if key not in used})
 
 
 def merged_extra(rest: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +160,8 @@ def _note_duplicate_keys(block: Block, found: dict[str, list[str]]) -> None:
     """Parsers keep the last of two equal keys without a word; that must be told of a reward written twice."""
     marks = [f'"{name}"'.encode() for column in _DUPLICATES_MATTER for name in found.get(column, [])]
     for raw, record in zip(block.raws, block.records, strict=False):  # only lines have raws
+        if not raw:
+            continue
         # Two quotes for each field and each text: more of them mean nested values, escapes or a key again.
         texts = sum(type(value) is str for value in record.values())
         if raw.count(b'"') == 2 * (len(record) + texts):

@@ -7,6 +7,7 @@ text that is an id by the server's own promise, "token_id:123" (vLLM with return
 import re
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 _ID = re.compile(r"token_id:(\d{1,10})")
@@ -70,9 +71,13 @@ def known_ids(ids: Any) -> list[int] | None:
 
 
 def _of_entries(entries: list[Any]) -> TokenLogprobs:
-    objects = [entry if isinstance(entry, dict) else {} for entry in entries]
-    texts = _texts([entry.get("token") for entry in objects])
-    return TokenLogprobs([entry.get("logprob") for entry in objects], texts, None, _ids(texts))
+    try:
+        values, tokens = list(map(itemgetter("logprob"), entries)), list(map(itemgetter("token"), entries))
+    except (KeyError, TypeError):  # an entry that is incomplete, or none
+        objects = [entry if isinstance(entry, dict) else {} for entry in entries]
+        values, tokens = ([entry.get(name) for entry in objects] for name in ("logprob", "token"))
+    texts = _texts(tokens)
+    return TokenLogprobs(values, texts, None, _ids(texts))
 
 
 def _of_lists(block: dict[str, Any]) -> TokenLogprobs:

@@ -19,7 +19,7 @@ OWN_NAMES = ("group_id", "trajectory_id", "turn", "policy_version")
 mean anything there."""
 
 NOT_A_CALL, JOINED = "not_a_call", "joined_score"
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, Refused)
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, Refused)
 
 
 @dataclass(slots=True)
@@ -39,6 +39,9 @@ class Call:
     scores: Sequence[Score] = ()
 
 
+Told = Call | Score | Refused | Passed
+
+
 class TracedReader(RecordReader):
     """A format of calls that are scored: in their records, in other records, or in files of scores."""
 
@@ -46,8 +49,12 @@ class TracedReader(RecordReader):
     """A line without any of these holds no score; looking for scores passes over it."""
 
     @abstractmethod
-    def calls(self, record: Any) -> Iterator["Call | Score | Refused | Passed"]:
+    def calls(self, record: Any, log: Log) -> Iterator[Told]:
         """Yield the calls of a record, and each score that it holds of something in another one."""
+
+    def book(self, logs: Sequence[Log]) -> ScoreBook:
+        """What the logs share, empty."""
+        return ScoreBook()
 
     def own_scores(self, record: Any) -> Iterable[Score]:
         """Yield the scores that stand in the record of their response."""
@@ -63,7 +70,7 @@ class TracedReader(RecordReader):
 
     def plan(self, logs: Sequence[Log]) -> list[Log]:
         """Find the scores of all logs, and what they judge; files of scores come behind the calls."""
-        book = ScoreBook()
+        book = self.book(logs)
         for log in logs:
             log.shared = book
             if self.marks:
@@ -76,7 +83,7 @@ class TracedReader(RecordReader):
 
     def _look_for_scores(self, log: Log, book: ScoreBook) -> None:
         for record in looked_through(log, self.marks):
-            with suppress(*_MALFORMED):
+            with suppress(*MALFORMED):
                 for score in self.own_scores(record):
                     book.name(score)
                 for score in self.kept_scores(record):
@@ -84,7 +91,7 @@ class TracedReader(RecordReader):
 
     def _members_of(self, log: Log) -> Iterator[Member]:
         for record in looked_through(log):
-            with suppress(*_MALFORMED):
+            with suppress(*MALFORMED):
                 yield from self.members(record)
 
     def chunks(self, log: Log) -> Iterator[Chunk]:
@@ -101,7 +108,7 @@ class TracedReader(RecordReader):
             raise Refused("not_an_object", f"a {type(record).__name__}")
         book: ScoreBook = log.shared
         nothing = True
-        for found in self.calls(record):
+        for found in self.calls(record, log):
             nothing = False
             if isinstance(found, Call):
                 yield from _responses(found, book)

@@ -60,7 +60,7 @@ class WeaveReader(TracedReader):
         if _is_traced(record):
             yield Member(str(record["id"]), record["trace_id"], _is_call(record), not record.get("parent_id"))
 
-    def calls(self, record: Any) -> Iterator[Call | Score | Refused | Passed]:
+    def calls(self, record: Any, log: Log) -> Iterator[Call | Score | Refused | Passed]:
         """Yield the call of a model that a record is, or the feedback."""
         if _is_feedback(record):
             yield from self.kept_scores(record)

@@ -109,21 +109,21 @@ RAW = Rule(
     "raw_marked_processed",
     "error",
     "the log-probs are said to be those after the temperature, but are those before it",
-    f"{_COLLECT} --map \"logprob_kind='raw'\"",
+    f"{_COLLECT} --logprob-kind raw",
     SAMPLED,
 )
 PROCESSED = Rule(
     "processed_unmarked",
     "warning",
     "the log-probs are those after the temperature, which the log does not say: they go unused",
-    f"{_COLLECT} --map \"logprob_kind='processed'\"",
+    f"{_COLLECT} --logprob-kind processed",
     SAMPLED,
 )
 TEMPERATURE = Rule(
     "temperature_differs",
     "error",
     "another temperature than the logged one explains the log-probs",
-    f"{_COLLECT} --map temperature={{temperature}} --map \"logprob_kind='processed'\"",
+    f"{_COLLECT} --temperature {{temperature}} --logprob-kind processed",
     SAMPLED,
 )
 OTHER_POLICY = Rule(

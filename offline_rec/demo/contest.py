@@ -1,14 +1,14 @@
 """The algorithms that the demo fits to one log, and the exam that their policies take."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from data_tools.processes import helpers
 from offline_rec import rewards
 from offline_rec.config import FitConfig
 from offline_rec.sampling.evaluate import evaluate
@@ -83,8 +83,7 @@ def fit_all(configs: Sequence[FitConfig], *, workers: int, progress: Callable[[f
             fit_one(config)
             progress(sum(map(_updates, configs)), total)
         return
-    # Processes that start anew: a fork would inherit torch's threads in whatever state they are.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with helpers(workers) as pool:
         running: set[Future[None]] = {pool.submit(fit_one, config) for config in configs}
         while running:
             finished, running = wait(running, timeout=POLL_SECONDS)

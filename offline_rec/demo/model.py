@@ -25,7 +25,7 @@ class Pretraining:
 
     seed: int
     target: float = 0.45
-    check_every: int = 5
+    check_every: int = 1
     max_steps: int = 2000
     batch: int = 128
     lr: float = 2e-3

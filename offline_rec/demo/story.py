@@ -56,7 +56,7 @@ class Size:
     evaluation_samples: int = 4
     development_prompts: int = 500
     target: float = 0.45
-    steps: int = 400
+    steps: int = 300
     workers: int = min(2, os.cpu_count() or 1)
 
 

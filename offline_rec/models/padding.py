@@ -141,9 +141,13 @@ def _sheet(arrays: dict[str, Any], device: torch.device) -> Sheet:
 
 def unflatten(values: Tensor, lengths: NDArray[np.integer[Any]], width: int) -> Tensor:
     """[rows, width] with the values of each row on its left and 0 after them; gradients pass through."""
-    inside = np.flatnonzero(np.arange(width) < np.asarray(lengths)[:, None])
     empty = values.new_zeros(len(lengths) * width)
-    return empty.scatter(0, _tensor(inside, values.device), values).view(len(lengths), width)
+    return empty.scatter(0, places(lengths, width, values.device), values).view(len(lengths), width)
+
+
+def places(lengths: NDArray[np.integer[Any]], width: int, device: torch.device) -> Tensor:
+    """Where `unflatten` puts each value, as positions in the flattened [rows, width]."""
+    return _tensor(np.flatnonzero(np.arange(width) < np.asarray(lengths)[:, None]), device)
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -18,8 +18,8 @@ from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
 from offline_rec.models.heads import body_of, find_rule
 from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
-from offline_rec.models.logprobs import token_logprobs
-from offline_rec.models.padding import Layout, Sheet, lay_out, unflatten
+from offline_rec.models.logprobs import Weigh, token_logprobs, weighted_logprobs, weighted_sum
+from offline_rec.models.padding import Layout, Sheet, lay_out, places, unflatten
 from offline_rec.models.quiet import quiet
 from offline_rec.models.saving import save_directory, weights_fingerprint
 from offline_rec.models.sharing import carried, find_sharing, new_past
@@ -49,8 +49,11 @@ class TokenModel(nn.Module):
             )
         self.sharing = find_sharing(model, self)
 
-    def forward(self, layout: Layout) -> Tensor:
-        """Log-probs of the response tokens, row after row, [targets] in at least float32."""
+    def forward(self, layout: Layout, weigh: Weigh | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Log-probs of the response tokens, row after row, [targets] in at least float32.
+
+        With `weigh`, what `weighted_logprobs` gives: log-probs without gradient, and their weighted sum.
+        """
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.
         self.model.train(self.checkpointing and torch.is_grad_enabled())
         states: list[Tensor] = []
@@ -62,7 +65,7 @@ class TokenModel(nn.Module):
             elif sheet.parent is not None and sheet.follows is not None:
                 past = carried(pasts[sheet.parent], sheet.follows)
             states.append(self._states(sheet, past)[sheet.predicts])
-        return self._logprobs(torch.cat(states)[layout.order], layout.targets, layout.temperature)
+        return self._logprobs(torch.cat(states)[layout.order], layout, weigh)
 
     def _states(self, sheet: Sheet, past: Any) -> Tensor:
         """Hidden states of all tokens of a sheet, or logits where these are not head times states."""
@@ -78,13 +81,19 @@ class TokenModel(nn.Module):
         )
         return states.flatten(0, 1)
 
-    def _logprobs(self, states: Tensor, targets: Tensor, temperature: Tensor | None) -> Tensor:
+    def _logprobs(
+        self, states: Tensor, layout: Layout, weigh: Weigh | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if self.rule is not None:
-            return token_logprobs(states, targets, self.rule.head_of(self.model), temperature=temperature)
+            head = self.rule.head_of(self.model)
+            if weigh is not None:
+                return weighted_logprobs(states, layout.targets, head, weigh, temperature=layout.temperature)
+            return token_logprobs(states, layout.targets, head, temperature=layout.temperature)
         logits = states.to(torch.promote_types(states.dtype, torch.float32))
-        if temperature is not None:
-            logits = logits / temperature[:, None]
-        return torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+        if layout.temperature is not None:
+            logits = logits / layout.temperature[:, None]
+        logprobs = torch.log_softmax(logits, -1).gather(1, layout.targets[:, None])[:, 0]
+        return logprobs if weigh is None else (logprobs.detach(), weighted_sum(logprobs, weigh))
 
 
 class Policy:
@@ -162,6 +171,23 @@ class Policy:
         lengths = rows.response_ids.lengths
         values = self.module(lay_out(rows, self.device, self.sharing, passes=passes))
         return unflatten(values, lengths, int(lengths.max(initial=0)))
+
+    def weighted_logprobs(self, rows: Rows, weigh: Weigh, *, passes: int = 0) -> tuple[Tensor, Tensor]:
+        """The same log-probs without gradient, and the scalar sum(c * log-probs), to be differentiated once.
+
+        c = weigh(positions, log-probs) of some of the tokens at a time, [n] each, held fixed: positions are
+        those in the flattened [rows, longest response]. Cheaper than `logprobs` by the logits of its
+        backward pass. Raises what `logprobs` raises.
+        """
+        self.check(rows)
+        lengths = rows.response_ids.lengths
+        width = int(lengths.max(initial=0))
+        at = places(lengths, width, self.device)
+        values, total = self.module(
+            lay_out(rows, self.device, self.sharing, passes=passes),
+            lambda tokens, logprobs: weigh(at[tokens], logprobs),
+        )
+        return unflatten(values, lengths, width), total
 
     def passes(self, rows: Rows) -> int:
         """How often the model's layers run to compute these rows."""

@@ -44,6 +44,11 @@ class Composition:
         """What the parts in use need besides log-probs, advantages and mask."""
         return frozenset().union(*(part.needs for part in self._active()))
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a penalty acts on tokens whatever their advantage."""
+        return self.regulariser != "none" or self.parameters["kl_coef"] > 0
+
     def changed(self, **given: float | str) -> "Composition":
         """The same with other parts or numbers; `ConfigError` names what is unknown or out of range."""
         choices = {key: _choice(key, value) for key, value in given.items() if key in CATALOGUE}

@@ -97,17 +97,47 @@ class Objective:
 
     def terms(self, seen: Signals) -> Terms:
         """The parts of every coefficient; for scope `group` or `step`, `seen` holds the whole step."""
+        return self._terms(seen, seen.lengths)
+
+    def _terms(self, seen: Signals, lengths: Tensor) -> Terms:
+        """`lengths`, [B]: those of the responses that the rows belong to."""
         with torch.no_grad():
             kept = self._keep(seen)
             weight = self._importance(seen, kept).expand_as(seen.logprobs)
             penalty = self._sum(self._penalties, seen)
-            row = (self._reduction.factor(seen.lengths) * seen.weights)[:, None]
+            row = (self._reduction.factor(lengths) * seen.weights)[:, None]
             whole = row * (torch.where(kept, seen.advantages * weight, 0.0) - penalty)
             return Terms(kept, weight, penalty, torch.where(seen.mask, whole, 0.0))
+
+    def token_gradient(
+        self, seen: Signals, normalizer: Tensor | float, known: Tensor | None = None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """The gradient of `surrogate` with respect to log-probs, as a function of tokens and their log-probs.
+
+        Tokens by position in the flattened [B, S]; [n] each. For scope `token`, where nothing else has to be
+        known, so that the log-probs of `seen` are not read; for any scope with coefficients that are `known`,
+        [B, S].
+        """
+        divisor = _positive(normalizer, seen.logprobs)
+        if known is not None:
+            fixed = (-known / divisor).flatten()
+            return lambda positions, logprobs: fixed[positions]
+        self.terms(seen)  # refuses missing log-probs by row, and before any work
+        lengths = seen.lengths.repeat_interleave(seen.mask.shape[1])
+
+        def gradient(positions: Tensor, logprobs: Tensor) -> Tensor:
+            tokens = seen.of_tokens(positions, logprobs)
+            return -self._terms(tokens, lengths[positions]).coefficients[:, 0] / divisor
+
+        return gradient
 
     def coefficients(self, seen: Signals) -> Tensor:
         """c per token, [B, S], as `surrogate` takes it."""
         return self.terms(seen).coefficients
+
+    def at_rest(self, advantages: Tensor, weights: Tensor) -> Tensor:
+        """Rows that move nothing whatever their log-probs are, [B]; `advantages`, `weights`: [B]."""
+        return (weights == 0) | ((advantages == 0) & (not self.composition.penalised))
 
     def normalizer(self, mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """The denominator of these rows, a scalar; those of micro-batches and ranks add up to the step's.

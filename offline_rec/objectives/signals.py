@@ -73,6 +73,31 @@ class Signals:
             raise DataError("the objective compares the rows of a group", "pass groups, an integer per row")
         return self.groups
 
+    def of_tokens(self, positions: Tensor, logprobs: Tensor) -> "Signals":
+        """Tokens as responses of their own, with these log-probs: all that a part of scope `token` looks at.
+
+        `positions`: [n], in the flattened [B, S]; `logprobs`: [n].
+        """
+        row = positions // self.mask.shape[1]
+
+        def tokens(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.flatten()[positions][:, None]
+
+        def rows(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[row]
+
+        mask = self.mask.flatten()[positions][:, None]
+        return Signals(
+            logprobs=torch.where(mask, ratios.precise(logprobs.detach())[:, None], 0.0),
+            behavior=tokens(self.behavior),
+            reference=tokens(self.reference),
+            advantages=self.advantages.flatten()[positions][:, None],
+            mask=mask,
+            weights=self.weights[row],
+            groups=rows(self.groups),
+            expert=rows(self.expert),
+        )
+
     def row_sum(self, values: Tensor) -> Tensor:
         """Sum over the unmasked tokens of each row, [B]."""
         return torch.where(self.mask, values, 0.0).sum(1)

@@ -99,28 +99,33 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
     own = torch.stack([objective.normalizer(micro.mask, micro.weights) for micro in micros]).sum()
     normalizer = engine.all_reduce_sum(own)
     whole = _whole_step(engine, policy, objective, micros) if objective.scope in WIDE_SCOPES else None
+    idle = _idle(engine, objective, micros)
     losses: list[Tensor] = []
     facts: list[dict[str, Tensor]] = []
     finite: list[Tensor] = []
     sums: list[metric.Metrics] = []
     for number, micro in enumerate(micros):
-        logprobs = policy.logprobs(micro.rows, passes=micro.passes)
-        if whole is None:
+        known = None if whole is None else whole.part(number, micro.mask.shape[1])
+        with torch.set_grad_enabled(not idle[number]):
+            logprobs, descent = _forward(policy, objective, micro, normalizer, known)
+        if known is None:
             seen = micro.signals(objective, logprobs)
             terms = objective.terms(seen)
             sums.append(objective.metrics(seen, terms, normalizer))
         else:
-            seen, terms = whole.part(number, logprobs.shape[1])
+            seen, terms = known
         loss = objective.surrogate(terms.coefficients, logprobs, micro.mask, normalizer)
-        engine.backward(loss)
+        if not idle[number]:
+            engine.backward(loss if descent is None else descent)
         losses.append(loss.detach())
         facts.append(metric.row_facts(seen, terms.kept))
-        known = torch.where(micro.mask != 0, logprobs.detach(), 0.0)
-        finite.append(torch.stack([torch.isfinite(known).all(1), losses[-1].isfinite().expand(len(known))]))
+        counted = torch.where(micro.mask != 0, logprobs.detach(), 0.0)
+        every = torch.isfinite(counted).all(1)
+        finite.append(torch.stack([every, losses[-1].isfinite().expand(len(every))]))
     if whole is not None:
         # Every rank knows the whole step, and only one of them may count it.
-        every = objective.metrics(whole.seen, whole.terms, normalizer)
-        sums = [{name: value * (engine.rank == 0) for name, value in every.items()}]
+        found = objective.metrics(whole.seen, whole.terms, normalizer)
+        sums = [{name: value * (engine.rank == 0) for name, value in found.items()}]
     total = metric.add(sums) | {"loss": torch.stack(losses).sum()}
     measured = _finish(engine, total)
     if np.isfinite(measured["loss"]):
@@ -129,6 +134,38 @@ def update(engine: Engine, policy: Policy, objective: Objective, step: StepRows,
         engine.zero()
         norm = float("nan")
     return _result(step, measured, norm, facts=facts, finite=finite)
+
+
+def _idle(engine: Engine, objective: Objective, micros: Sequence[MicroBatch]) -> list[bool]:
+    """Which micro-batches are only measured: on no rank does one of their rows move anything.
+
+    Never all of them: an optimizer moves weights on a gradient of zero, but not where there is none.
+    """
+    own = [bool(objective.at_rest(micro.advantages, micro.weights).all()) for micro in micros]
+    idle = [all(flags) for flags in zip(*engine.gather(np.array(own, np.int64)), strict=True)]
+    return idle if not all(idle) else [False, *idle[1:]]
+
+
+def _forward(
+    policy: Policy,
+    objective: Objective,
+    micro: MicroBatch,
+    normalizer: Tensor,
+    known: tuple[Signals, Terms] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs, [B, S], and the loss as something to differentiate, where the log-probs are not.
+
+    That is where a token's coefficient depends on nothing but the token, or is known before: then the
+    gradient of the head is taken in its forward pass.
+    """
+    if known is None and objective.scope != "token":
+        return policy.logprobs(micro.rows, passes=micro.passes), None
+    if known is None:
+        blank = torch.zeros(micro.mask.shape, dtype=policy.model.dtype, device=policy.device)
+        gradient = objective.token_gradient(micro.signals(objective, blank), normalizer)
+    else:
+        gradient = objective.token_gradient(known[0], normalizer, known[1].coefficients)
+    return policy.weighted_logprobs(micro.rows, gradient, passes=micro.passes)
 
 
 def micro_batches_of(engine: Engine, policy: Policy, step: StepRows) -> list[MicroBatch]:

@@ -165,6 +165,14 @@ def test_equal_draws_that_are_probable_are_no_duplicates(tmp_path):
     assert dataset(tmp_path / "ds", changes).check().findings == []
 
 
+def test_responses_that_are_known_by_their_ids_alone_are_no_duplicates(tmp_path):
+    changes = {
+        i: {"response": None, "behavior_logprobs": [-9.0, -9.0 - i], "behavior_logprob": -18.0 - i}
+        for i in ALL
+    }
+    assert dataset(tmp_path / "ds", changes).check().findings == []
+
+
 def test_turns_of_an_episode_may_differ_in_their_prompts(tmp_path):
     changes = {3: {"prompt": "turn two"}}
     changes = {i: {"trajectory_id": f"t{i}"} | changes.get(i, {}) for i in range(4)}

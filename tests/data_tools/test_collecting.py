@@ -10,6 +10,8 @@ import data_tools
 from data_tools.errors import ConfigError, DataError
 from tests.data_tools.logged import adds_up, collected, dataset, draw, lines, rollouts
 
+CASES = Path(__file__).parents[1] / "cases"
+
 LOG = lines(*(draw(response=f"r{n}", reward=float(n), group=n // 2) for n in range(6)))
 
 
@@ -38,6 +40,20 @@ def test_the_policy_of_the_log_goes_before_the_one_of_the_command(tmp_path, log)
     log.write_bytes(lines(draw(model="m", step=1), draw(response="3")))
     collected(tmp_path, log, policy="p", policy_version=3)
     assert [(row["policy"], row["policy_version"]) for row in rollouts(tmp_path)] == [("m", 1), ("p", 3)]
+
+
+@pytest.mark.parametrize("case", ["rows", "calls"])
+def test_what_the_user_knows_of_the_sampling_goes_before_the_log(tmp_path, log, case):
+    rows = lines(draw(temperature=0.7), draw(response="3", temperature=1.0, logprob_kind="raw"))
+    if case == "calls":
+        rows = (CASES / "vllm_chat_return_token_ids.jsonl").read_bytes()
+    log.write_bytes(rows)
+    collected(tmp_path, log, logprob_kind="processed", temperature=0.5)
+    found = rollouts(tmp_path, "temperature, logprob_kind, flags, behavior_logprob")
+    assert {(row["temperature"], row["logprob_kind"]) for row in found} == {(0.5, "processed")}
+    assert all(row["behavior_logprob"] is not None for row in found)
+    with pytest.raises(ConfigError, match="no kind of log-probs named 'row'"):
+        collected(tmp_path, log, logprob_kind="row")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_the_first_difference_of_a_prompt_is_shown(tmp_path, model):
 
 def test_the_temperature_that_explains_the_logprobs_is_in_the_fix(tmp_path, model):
     report = check(CASES["temperature_differs"](tmp_path / "ds"), model)
-    assert "--map temperature=0.50" in found(report, "temperature_differs").fix
+    assert "--temperature 0.50 --logprob-kind processed" in found(report, "temperature_differs").fix
     for record in report.logprobs:
         assert record["implied_temperature"] == pytest.approx(0.5, rel=0.01)
         assert record["mean_difference"] > 0.5 > 0.05 > record["difference_there"]

@@ -60,21 +60,20 @@ def test_a_run_without_drift_ends_with_its_last_weights(folder):
 @pytest.fixture
 def broken(monkeypatch):
     """Makes the log-probs of one response infinite from a step on: `broken(name)`."""
-    original = Policy.logprobs
+    original = Policy.weighted_logprobs
 
     def break_row(name, times=10**9):
         left = [times]
 
-        def logprobs(self, rows, index=None, **options):
-            values = original(self, rows, index, **options)
-            if name in rows.response_id and values.requires_grad and left[0]:
+        def weighted_logprobs(self, rows, weigh, **options):
+            values, total = original(self, rows, weigh, **options)
+            if name in rows.response_id and left[0]:
                 left[0] -= 1
-                poison = torch.zeros_like(values)
-                poison[rows.response_id.index(name)] = float("inf")
-                values = values + poison * values
-            return values
+                values[rows.response_id.index(name)] = float("-inf")
+                total = total * float("inf")
+            return values, total
 
-        monkeypatch.setattr(Policy, "logprobs", logprobs)
+        monkeypatch.setattr(Policy, "weighted_logprobs", weighted_logprobs)
 
     return break_row
 

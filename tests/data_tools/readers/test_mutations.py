@@ -65,7 +65,12 @@ FILES = {
     ],
     "langfuse": [f"langfuse/{name}.jsonl" for name in ("observations_v2", "scores", "traces_legacy")],
     "langsmith": ["langsmith/langsmith_runs.jsonl", "langsmith/langsmith_bulk_export.parquet"],
-    "otel": ["otel/otel_genai_otlp.jsonl"],
+    "otel": [
+        "otel/otel_genai_otlp.jsonl",
+        "otel/otel_messages_otlp.jsonl",
+        "otel/two_files/logs.jsonl",
+        "otel/two_files/traces.jsonl",
+    ],
     "weave": ["weave/weave_calls.jsonl"],
     "helicone": ["helicone/helicone_export.jsonl"],
     "phoenix": [
@@ -76,6 +81,9 @@ FILES = {
     "gsm8k-solutions": ["hf_sets/gsm8k_example_model_solutions.jsonl"],
 }
 """Samples of each format, by the name of its reader."""
+
+PASSED = ("not_a_call", "joined_score", "joined_message", "merged_filter")
+"""Notes of records that are no response."""
 
 
 def records_of(path):
@@ -197,7 +205,7 @@ def test_mutated_records_are_counted_and_nothing_is_invented(name, data):
     for chunk in reader.chunks(log):
         input_rows += chunk.input_rows
         read = len(chunk.source_row) + len(chunk.rejects)
-        passed += sum(chunk.notes[note] for note in ("not_a_call", "joined_score", "merged_filter"))
+        passed += sum(chunk.notes[note] for note in PASSED)
         done = process(chunk, scope, Settings())
         rows = done.rows.table.to_pylist()
         assert len(rows) + len(done.rejects) == read
