@@ -41,7 +41,8 @@ from offline_rec.data.rows import Rows
 from offline_rec.models.policy import Policy
 from offline_rec.models.quiet import quiet
 from offline_rec.objectives.objective import objective
-from offline_rec.training.engine import OptimizerSettings, TorchEngine
+from offline_rec.training.engine import OptimizerSettings
+from offline_rec.training.engines.plain import TorchEngine
 from offline_rec.training.step import StepRows, update
 
 SIBLINGS = 8

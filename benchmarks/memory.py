@@ -73,7 +73,8 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     from offline_rec.data.rows import Rows
     from offline_rec.models.adapters import LoraSettings
     from offline_rec.models.policy import Policy
-    from offline_rec.training.engine import OptimizerSettings, TorchEngine
+    from offline_rec.training.engine import OptimizerSettings
+    from offline_rec.training.engines.plain import TorchEngine
     from offline_rec.training.memory import estimate
 
     _, _, options, (batch, length) = CASES[name]

@@ -34,15 +34,24 @@ def logprobs(model: Any, prompt: list[int], response: list[int]) -> list[float]:
 
 
 def rows(
-    n_groups: int, *, seed: int = 0, model: Any = None, group: int = GROUP, **columns: Any
+    n_groups: int,
+    *,
+    seed: int = 0,
+    model: Any = None,
+    group: int = GROUP,
+    before: str = "",
+    **columns: Any,
 ) -> list[dict[str, Any]]:
-    """`group` answers to each of `n_groups` sums, the right one first; lengths differ from row to row."""
+    """`group` answers to each of `n_groups` sums, the right one first; lengths differ from row to row.
+
+    Every prompt begins with the text `before`.
+    """
     policy = tiny.model(len(tokenizer()), seed=0) if model is None else model
     made = []
     rng = np.random.default_rng(seed)
     for g in range(n_groups):
         a, b = rng.integers(0, 50, 2)
-        prompt = f"{a}+{b}="
+        prompt = f"{before}{a}+{b}="
         for k in range(group):
             answer = str(a + b) if k == 0 else str(rng.integers(0, 10 ** (1 + k)))
             response = [*ids(answer), 3]

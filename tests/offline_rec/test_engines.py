@@ -14,8 +14,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
+import data_tools
 from data_tools.errors import ConfigError
 from offline_rec.config import FitConfig
+from offline_rec.data.passes import plan
+from offline_rec.models.policy import Policy
 from offline_rec.training.engine import OptimizerSettings
 from offline_rec.training.engines import ddp, plain, zero
 from offline_rec.training.engines.choose import choose_engine
@@ -23,12 +26,18 @@ from offline_rec.training.engines.ddp import DdpEngine, buckets
 from offline_rec.training.fit import fit
 from offline_rec.training.metrics import read_metrics
 from tests import tiny
+from tests.offline_rec import logged
 from tests.offline_rec.fitting import assert_same_run, config, world
 from tests.offline_rec.ranks import ENGINES, alone, fit_job, run_jobs, story_job
 
 # Axes of the matrix of fits: a name, and the fields of the configuration that make it.
-ACCUMULATION = {"whole": {"tokens_per_micro_batch": 4096}, "pieces": {"tokens_per_micro_batch": 40}}
-AXES = (ACCUMULATION,)
+FITTED_PART = {"full": {}, "lora": {"lora_rank": 2, "lr": 1e-2}}
+PROMPTS = {"plain": {"dataset": "ds"}, "shared": {"dataset": "long"}}
+MICRO_BATCHES = {"whole": None, "pieces": {"plain": 40, "shared": 300}}
+"""All of a rank's rows at once, or at most so many tokens."""
+
+LONG = "0+" * 100
+"""Before each prompt of the dataset "long", whose prompts are so long that sharing them pays."""
 
 FITTED = ("ddp", "zero-0", "zero-1", "zero-2", "zero-3")
 BASIS = {"lr": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "save_every": 3, "eval_every": 3}
@@ -58,9 +67,15 @@ STORIES = [
 
 def cells():
     """Name and fields of every combination of the axes."""
-    for names in itertools.product(*AXES):
-        fields = [axis[name] for axis, name in zip(AXES, names, strict=True)]
-        yield "-".join(names), {key: value for part in fields for key, value in part.items()}
+    for part, prompts, pieces in itertools.product(FITTED_PART, PROMPTS, MICRO_BATCHES):
+        budgets = MICRO_BATCHES[pieces]
+        tokens = {"tokens_per_micro_batch": budgets[prompts] if budgets else 1 << 14}
+        yield f"{part}-{prompts}-{pieces}", FITTED_PART[part] | PROMPTS[prompts] | tokens
+
+
+def cell(folder, name, engine, fields):
+    placed = {"dataset": str(folder / fields["dataset"])}
+    return config(folder, f"{name}-{engine}", **SHORT | fields | placed | ENGINES.get(engine, {}))
 
 
 def hard(folder, model="m", **fields):
@@ -69,17 +84,15 @@ def hard(folder, model="m", **fields):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return world(tmp_path_factory.mktemp("world"))
+    folder = world(tmp_path_factory.mktemp("world"))
+    logged.dataset(folder / "long", logged.rows(12, before=LONG), batches=2)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def two(folder):
     """What two processes do: the matrix, halves of runs, and the story of every engine."""
-    jobs = [
-        fit_job(config(folder, f"{name}-{engine}", **SHORT | fields | ENGINES[engine]))
-        for name, fields in cells()
-        for engine in FITTED
-    ]
+    jobs = [fit_job(cell(folder, name, engine, fields)) for name, fields in cells() for engine in FITTED]
     tiny.save(folder / "tied", tied=True)
     jobs += [
         fit_job(config(folder, f"{name}-{engine}", **hard(folder, **fields), **ENGINES[engine]))
@@ -124,10 +137,21 @@ def whole(folder):
 def test_two_processes_train_as_one(two, engine, name, fields):
     one = two / f"{name}-torch"
     if not one.exists():
-        fit(config(two, one.name, **SHORT | fields))
+        fit(cell(two, name, "torch", fields))
     assert_same_run(two / f"{name}-{engine}", one)
+    norms = [record["grad_norm"] for record in read_metrics(one) if record["step"]]
     # Neither clipping nor the split into micro-batches would be tested otherwise.
-    assert max(record["grad_norm"] for record in read_metrics(one) if record["step"]) > BASIS["max_grad_norm"]
+    assert "lora" in name or max(norms) > BASIS["max_grad_norm"]
+
+
+def test_long_prompts_are_shared_and_short_ones_are_not(two):
+    """Or the matrix would not have that axis."""
+    policy = Policy.load(two / "m", device="cpu")
+    for name, shared in (("ds", False), ("long", True)):
+        ids = data_tools.open(str(two / name)).sql("SELECT prompt_ids, response_ids FROM rollouts LIMIT 4")
+        lengths = [np.array(list(map(len, column.to_pylist()))) for column in ids.columns]
+        passes = plan(*lengths, np.zeros(4, np.int64), policy.sharing)
+        assert any(one.parent is not None for one in passes) == shared
 
 
 @pytest.mark.parametrize("engine", HARD_FOR)

@@ -15,7 +15,8 @@ from offline_rec.models import logprobs
 from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import Objective, objective
 from offline_rec.training import step as stepping
-from offline_rec.training.engine import OptimizerSettings, TorchEngine
+from offline_rec.training.engine import OptimizerSettings
+from offline_rec.training.engines.plain import TorchEngine
 from offline_rec.training.step import StepResult, StepRows, update
 from tests import tiny
 from tests.offline_rec.steps import random_step
