@@ -36,10 +36,10 @@ class Contender:
 BOTH = "rec-oneside-nois + red_weight(1)"
 
 CONTENDERS = (
-    Contender("reinforce", {"algorithm": "reinforce", "lr": 5e-4}),
-    Contender("rec-oneside-nois", {"algorithm": "rec-oneside-nois", "lr": 5e-4}),
-    Contender("red-weight", {"algorithm": "red-weight", "lr": 5e-4}),
-    Contender(BOTH, {"algorithm": "rec-oneside-nois", "weight": "red_weight(1)", "lr": 5e-4}),
+    Contender("reinforce", {"algorithm": "reinforce", "lr": 1e-3}),
+    Contender("rec-oneside-nois", {"algorithm": "rec-oneside-nois", "lr": 1e-3}),
+    Contender("red-weight", {"algorithm": "red-weight", "lr": 1e-3}),
+    Contender(BOTH, {"algorithm": "rec-oneside-nois", "weight": "red_weight(1)", "lr": 1e-3}),
     Contender("raft", {"algorithm": "raft", "lr": 1e-3}),
 )
 

@@ -217,6 +217,7 @@ def _fit(story: Story) -> None:
             model=str(story.out / BASE),
             out=str(_run(story, contender.folder)),
             steps=story.size.steps,
+            schedule="linear",
             seed=story.seed,
             device="cpu",
             **contender.settings,

