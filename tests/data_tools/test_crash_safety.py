@@ -317,6 +317,8 @@ def test_two_creators_at_once_agree_on_the_secret(tmp_path):
 def test_batches_committed_while_others_are_compacted_stay(tmp_path):
     ds = data_tools.open(str(tmp_path / "ds"), create=True)
     process = spawn(WRITES_FOREVER, ds.path, 0)
+    while not ds.batches() and process.poll() is None:
+        time.sleep(0.01)
     for _ in range(5):
         ds.compact()
     kill_after(process, 0.1)

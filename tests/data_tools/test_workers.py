@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -87,7 +86,7 @@ def test_two_processes_collect_what_one_does(big_log, tmp_path):
 def test_a_process_that_dies_ends_the_collect_with_nothing_written(big_log, tmp_path):
     def kill(*_):
         for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
+            child.kill()
 
     with pytest.raises(DataError, match=r"ended from outside") as error:
         data_tools.collect([str(big_log)], tmp_path / "ds", workers=2, progress=kill)

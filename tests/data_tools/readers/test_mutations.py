@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,8 @@ def numbers(value):
         try:
             yield from numbers(json.loads(value))
         except ValueError:
-            return
+            with suppress(ValueError):
+                yield float(value)  # "1." is a number, though not in JSON
     elif isinstance(value, dict | list):
         for child in value.values() if isinstance(value, dict) else value:
             yield from numbers(child)
