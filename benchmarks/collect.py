@@ -13,19 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from ingest import DUCKDB
 from logs import COLUMNS, VOCABULARY, write_rows
-from measuring import Measured, machine, measure, rec
+from measuring import machine, measure, rec
 
 from data_tools.schema import TOKEN_COLUMNS
 from offline_rec.models.quiet import quiet
-
-
-def bare_duckdb(log: Path, target: Path) -> Measured:
-    query = (
-        f"COPY (SELECT * FROM read_json('{log}', format='newline_delimited', columns={COLUMNS})) "
-        f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
-    )
-    return measure("import sys, duckdb; duckdb.sql(sys.argv[1])", query)
 
 
 def token_columns_mib(dataset: Path) -> float:
@@ -77,7 +70,7 @@ def run_size(folder: Path, model: Path, rows: int) -> dict[str, object]:
     )
     write_rows(log, rows, seed=rows)
     size = log.stat().st_size
-    duckdb = bare_duckdb(log, bare)
+    duckdb = measure(DUCKDB, str(log), str(bare), "zstd", str(COLUMNS))
     bare.unlink()
     collect = rec("collect", str(log), "--into", str(dataset))
     log.unlink()

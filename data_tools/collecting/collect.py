@@ -86,13 +86,16 @@ def collect(
     """
     chosen = _chosen_reader(format, select, map)
     kept_out = intake(redact, hash_columns, max_response_chars)
-    rule = _reward_rule(reward) if reward else None
     settings = Settings(
-        *(policy, policy_version, rule, group_size), _known_kind(logprob_kind), temperature, kept_out
+        policy=policy,
+        policy_version=policy_version,
+        logprob_kind=_known_kind(logprob_kind),
+        temperature=temperature,
+        reward=_reward_rule(reward) if reward else None,
+        group_size=group_size,
+        intake=kept_out,
     )
     report = CollectReport(dry_run=dry_run)
-    if kept_out and kept_out.redactor:
-        report.redaction = kept_out.redactor.means
     with ExitStack() as stack:
         jobs = _jobs(expand(sources, stack), chosen, report)
         dataset = _dataset(into, holdout, dry_run=dry_run)
@@ -238,8 +241,10 @@ class _Collecting:
         with _rare_garbage_collection():
             for log, reader in jobs:
                 self.read(log, reader, run)
-        if self.team.settings.intake:
-            self.team.settings.intake.check_names()
+        kept_out = self.team.settings.intake
+        if kept_out:
+            kept_out.check_names()
+            self.report.redaction = kept_out.redactor.means if kept_out.redactor else ""
         self.wait()
 
     def finish(self, dataset: "StoredDataset | None") -> None:

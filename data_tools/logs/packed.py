@@ -76,7 +76,8 @@ def _fields(document: simdjson.Object, line: bytes, kinds: Mapping[str, NumberKi
 def _is_flat(line: bytes, name: str) -> bool:
     """Whether the list of a field surely holds no other list."""
     key = f'"{name}"'.encode()
-    if line.count(key) != 1:
+    # The name may stand elsewhere too, or be spelt with escapes: then it is not told which list is its own.
+    if line.count(key) != 1 or b"\\u00" in line:
         return False
     begin = line.find(b"[", line.find(key))
     return b"[" not in line[begin + 1 : line.find(b"]", begin)]

@@ -230,7 +230,7 @@ def _fit(story: Story) -> None:
             story.say(
                 f"$ rec fit {config.dataset} --model {config.model} --out {config.out} "
                 f"--algorithm {config.algorithm}{weight} --lr {config.lr:g} --steps {config.steps} "
-                f"--seed {config.seed}"
+                f"--seed {config.seed} --device {config.device} --set schedule={config.schedule}"
             )
         fit_all(
             configs,

@@ -27,7 +27,10 @@ def choose_device(name: str = "auto") -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"unknown device {name!r}", "use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name} is asked for, but torch sees no GPU", "use --device cpu or auto")
+        raise ConfigError(
+            f"device {name} is asked for, but torch sees no GPU",
+            "use --device cpu or auto, or --processes in place of --gpus",
+        )
     return device
 
 

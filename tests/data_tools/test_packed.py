@@ -61,6 +61,8 @@ def damaged_lines(draw):
 @example(b'{"prompt":"\\u005b","response_ids":[[1],2]}')
 @example(b'{"response_ids":[1],"x":{"response_ids":[[2],3]}}')
 @example(b'{"response_ids":[1],"response_ids":[2]}')
+@example(b'{"x":{"response_ids":[1]},"response\\u005fids":[[1],2]}')
+@example(b'{"x":"response_ids","logprobs":[-1],"response\\u005fids":[[1],2]}')
 @example(b'\xef\xbb\xbf{"response_ids":[1]}')
 @example(b'{"logprobs":[-0,-0.0,1e-400,18446744073709551615]}')
 def test_a_packed_record_holds_what_the_other_parser_finds(line):

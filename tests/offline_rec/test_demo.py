@@ -1,13 +1,17 @@
 """The demo: its task, its model, and the whole story in small."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
+from click.testing import CliRunner
 
 import data_tools
+from cli.main import rec
 from data_tools.errors import ConfigError, DataError
 from offline_rec.demo import telling
 from offline_rec.demo.contest import CONTENDERS
@@ -148,6 +152,15 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
     assert start["kl_k3"] == pytest.approx(0, abs=1e-8)
     weights = [Policy.load(out / folder).fingerprint() for folder in ("base", "runs/reinforce/model")]
     assert weights[0] != weights[1]
+
+    # What the demo shows is what it ran.
+    shown = [line.removeprefix("$ rec ") for line in said if line.startswith("$ rec fit")]
+    assert len(shown) == len(CONTENDERS)
+    for line in shown:
+        printed = CliRunner().invoke(rec, [*shlex.split(line), "--print-config"])
+        assert printed.exit_code == 0, printed.output
+        config = yaml.safe_load(printed.output)
+        assert config == yaml.safe_load((Path(config["out"]) / "config.yaml").read_text())
 
     with pytest.raises(ConfigError, match="exists already"):
         run(out)
