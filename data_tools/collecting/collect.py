@@ -1,9 +1,8 @@
 """Collect: logs into a dataset, every record counted once, in constant memory, with one atomic commit."""
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -18,7 +17,7 @@ from data_tools.collecting.identity import Scope
 from data_tools.collecting.intake import intake
 from data_tools.collecting.known_rejects import KnownRejects
 from data_tools.collecting.ledger import Ledger
-from data_tools.collecting.pipeline import Processed, Settings
+from data_tools.collecting.pipeline import Processed, Settings, rare_garbage_collection
 from data_tools.collecting.reasons import REASONS, Reject
 from data_tools.collecting.report import CollectReport, LogReport
 from data_tools.collecting.workers import Workers
@@ -110,20 +109,6 @@ def collect(
         collecting.read_all(jobs, run)
         collecting.finish(dataset)
     return report
-
-
-@contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Look for garbage less often: parsed records hold no cycles and die with their chunk.
-
-    One chunk of nested records is several 100 000 objects; searching those would double the time.
-    """
-    threshold = gc.get_threshold()
-    gc.set_threshold(2_000_000, *threshold[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*threshold)
 
 
 def _chosen_reader(name: str, select: str | None, map: Mapping[str, str] | None) -> Reader | None:
@@ -238,7 +223,7 @@ class _Collecting:
 
     def read_all(self, jobs: Sequence[tuple[Log, Reader]], run: str | None) -> None:
         """Read every log to its end."""
-        with _rare_garbage_collection():
+        with rare_garbage_collection():
             for log, reader in jobs:
                 self.read(log, reader, run)
         kept_out = self.team.settings.intake

@@ -158,15 +158,15 @@ def _packed_lists(values: Sequence[Any]) -> pa.Array | None:
     if len({numbers.kind for numbers in lists}) > 1:
         return None
     items = np.frombuffer(b"".join(numbers.data for numbers in lists), _PACKED[lists[0].kind])
-    return pa.ListArray.from_arrays(_bounds(values), pa.array(items))
+    sizes = np.array([-8 if value is None else len(value.data) for value in values], np.int64)
+    return pa.ListArray.from_arrays(_bounds(sizes // 8), pa.array(items))
 
 
 _PACKED: dict[NumberKind, type[np.generic]] = {"i": np.int64, "d": np.float64}
 
 
-def _bounds(values: Sequence[Any]) -> pa.Array:
-    """The bounds of lists in their joined items, null where there is no list."""
-    lengths = np.array([-1 if value is None else len(value) for value in values], np.int64)
+def _bounds(lengths: npt.NDArray[np.int64]) -> pa.Array:
+    """The bounds of lists in their joined items; a length of -1 is no list."""
     bounds = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))]).astype(np.int32)
     return pa.array(bounds, mask=np.append(lengths < 0, False))
 
@@ -190,7 +190,8 @@ def _integer_lists(values: Sequence[Any]) -> pa.Array | None:
     except (TypeError, OverflowError):
         return None
     flat = np.frombuffer(items, np.int64) if items else np.zeros(0, np.int64)
-    found = pa.ListArray.from_arrays(_bounds(values), pa.array(flat))
+    lengths = np.array([-1 if value is None else len(value) for value in values], np.int64)
+    found = pa.ListArray.from_arrays(_bounds(lengths), pa.array(flat))
     doubtful = (flat == 0) | (flat == 1)
     return found if _plain_items(values, found.offsets.to_numpy(), doubtful, {int}) else None
 

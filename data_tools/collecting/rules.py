@@ -280,7 +280,10 @@ def _behavior_logprob(rows: _Rows, ids: Ragged, logprobs: Ragged, mask: Ragged, 
     usable = logprobs.present & ids.present & ~logprobs.any(logprobs.absent & counted) & ~greedy & ~raw
     # float32 is what is stored, so the sum of the stored values is what anyone else will find
     values = logprobs.items.astype(np.float32).astype(np.float64)
-    return pa.array(logprobs.sum(np.where(counted & ~logprobs.absent, values, 0.0)), mask=~usable)
+    left_out = ~counted | logprobs.absent
+    if left_out.any():
+        values[left_out] = 0.0
+    return pa.array(logprobs.sum(values), mask=~usable)
 
 
 def _items_of_mask(logprobs: Ragged, mask: Ragged) -> Bools:

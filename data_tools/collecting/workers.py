@@ -1,12 +1,13 @@
 """Chunks of a log turned into rows by several processes, in the order of the log.
 
 A log of lines is cut into blocks here; parsing, rules and identities of a block need nothing but the block.
+Of a plain file a process is told the place of a block, and reads it there; other logs are sent to it.
 Whatever keeps state from block to block (rewards by function, redaction, formats that join records) stays in
 this process. Blocks come back as Arrow tables, and only a few are on their way, so memory stays flat.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,17 @@ from itertools import islice
 from typing import NoReturn
 
 from data_tools.collecting.identity import Scope
-from data_tools.collecting.pipeline import Processed, Settings, process
+from data_tools.collecting.pipeline import Processed, Settings, process, rare_garbage_collection
 from data_tools.errors import DataError
-from data_tools.logs.lines import LineBlock, line_blocks
+from data_tools.logs.lines import LineBlock, Span, line_blocks, spans
 from data_tools.logs.log import Log
 from data_tools.processes import helpers
 from data_tools.readers.base import BlockReader, Reader
 
 BLOCKS_ALONE = 8
 """Blocks of a collect that are read before processes are started: they take as long to start as these."""
+
+Piece = LineBlock | Span
 
 
 @dataclass
@@ -48,11 +51,31 @@ class Workers:
             for chunk in reader.chunks(log):
                 yield process(chunk, scope, self.settings)
             return
-        blocks = line_blocks(log.blocks())
-        for block in islice(blocks, max(BLOCKS_ALONE - self._alone, 0)):
+        try:
+            yield from self._pieces_read(task, log)
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"a process that read {log.name} was ended from outside, perhaps for want of memory",
+                "collect again with --workers 1; nothing was written",
+            ) from error
+
+    def _pieces_read(self, task: "Task", log: Log) -> Iterator[Processed]:
+        """The first blocks are read here, the rest elsewhere; at most two a process are on their way."""
+        pieces = _pieces(log)
+        alone: Iterable[Piece] = islice(pieces, max(BLOCKS_ALONE - self._alone, 0))
+        waiting: deque[Future[Processed]] = deque()
+        if log.plain:  # the places of a few blocks are nothing, so processes start while those are read
+            alone = list(alone)
+            waiting.extend(self._submit(task, piece) for piece in islice(pieces, 2 * self.count))
+        for piece in alone:
             self._alone += 1
-            yield task(block)
-        yield from self._together(task, blocks, log)
+            yield task(piece)
+        for piece in pieces:
+            waiting.append(self._submit(task, piece))
+            if len(waiting) > 2 * self.count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def _task(self, log: Log, reader: Reader, scope: Scope) -> "Task | None":
         """What a process has to know of a log; None where it cannot be read block by block."""
@@ -63,26 +86,10 @@ class Workers:
             return None
         return Task(reader, replace(log, opener=_elsewhere), scope, self.settings)
 
-    def _together(self, task: "Task", blocks: Iterator[LineBlock], log: Log) -> Iterator[Processed]:
-        """At most two blocks a process are on their way."""
-        waiting: deque[Future[Processed]] = deque()
-        try:
-            for block in blocks:
-                waiting.append(self._processes().submit(task, block))
-                if len(waiting) >= 2 * self.count:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                f"a process that read {log.name} was ended from outside, perhaps for want of memory",
-                "collect again with --workers 1; nothing was written",
-            ) from error
-
-    def _processes(self) -> ProcessPoolExecutor:
+    def _submit(self, task: "Task", piece: Piece) -> Future[Processed]:
         if self._pool is None:
             self._pool = helpers(self.count)
-        return self._pool
+        return self._pool.submit(task, piece)
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,17 @@ class Task:
     scope: Scope
     settings: Settings
 
-    def __call__(self, block: LineBlock) -> Processed:
+    def __call__(self, piece: Piece) -> Processed:
         """The rows and rejects of a block."""
-        return process(self.reader.chunk_of_lines(block, self.log), self.scope, self.settings)
+        with rare_garbage_collection():
+            block = piece.lines() if isinstance(piece, Span) else piece
+            return process(self.reader.chunk_of_lines(block, self.log), self.scope, self.settings)
+
+
+def _pieces(log: Log) -> Iterator[Piece]:
+    if log.path is not None and log.plain:
+        return spans(log.path)
+    return line_blocks(log.blocks())
 
 
 def _elsewhere() -> NoReturn:

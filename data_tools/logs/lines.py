@@ -5,8 +5,10 @@ JSON text may hold U+0085, U+2028 and U+2029 literally, so `str.splitlines` woul
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from data_tools.logs.log import TornArchive
+from data_tools.errors import DataError
+from data_tools.logs.log import BLOCK_BYTES, TornArchive
 
 LINES_BYTES = 4 << 20
 """Text of one block of lines: large enough to work in columns, small enough that memory stays flat."""
@@ -67,12 +69,55 @@ def line_blocks(
         yield splitter.take()
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive lines by their place in a local, uncompressed file; `first` is the number of the first."""
+
+    path: str
+    begin: int
+    end: int
+    first: int = 1
+
+    def lines(self) -> LineBlock:
+        """Read them; a DataError where the file has become shorter."""
+        splitter = _Splitter(MAX_LINE_BYTES, self.first)
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(self.begin)
+            left = self.end - self.begin
+            while left:
+                piece = file.read(min(left, LINES_BYTES + BLOCK_BYTES))
+                if not piece:
+                    raise DataError(f"{self.path} became shorter while it was read", "collect it again")
+                splitter.feed(piece)
+                left -= len(piece)
+        splitter.end_line()
+        return splitter.take()
+
+
+def spans(path: str | Path, *, block_bytes: int = LINES_BYTES, piece: int = BLOCK_BYTES) -> Iterator[Span]:
+    """Cut a file into spans of the size of blocks; lines are counted here, and read elsewhere."""
+    buffer = bytearray(piece)
+    begin = at = count = 0
+    first = 1
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            found = buffer.count(b"\n", 0, size)
+            count += found
+            if found and (at + size - begin >= block_bytes or count >= LINES_ROWS):
+                end = at + buffer.rfind(b"\n", 0, size) + 1
+                yield Span(str(path), begin, end, first)
+                begin, first, count = end, first + count, 0
+            at += size
+    if at > begin:
+        yield Span(str(path), begin, at, first)
+
+
 class _Splitter:
     """Holds the unfinished line between pieces; joins its parts once, so a huge line costs linear time."""
 
-    def __init__(self, max_line_bytes: int) -> None:
+    def __init__(self, max_line_bytes: int, first: int = 1) -> None:
         self.max_line_bytes = max_line_bytes
-        self.block = LineBlock()
+        self.block = LineBlock(first=first)
         self.size = 0
         self._parts: list[bytes] = []
         self._length = 0

@@ -76,6 +76,11 @@ class Log:
         with self._open() as raw:
             return compression_of(raw.read(8))
 
+    @property
+    def plain(self) -> bool:
+        """Whether the log is a local file whose bytes are its content."""
+        return self.path is not None and self.compression is None
+
     @cached_property
     def head(self) -> bytes:
         """The first decompressed bytes (at most HEAD_BYTES), a byte order mark included."""

@@ -57,20 +57,31 @@ def _fields(document: simdjson.Object, line: bytes, kinds: Mapping[str, NumberKi
     packed: list[str] = []
     for name in document:
         value: Any = document[name]
-        if isinstance(value, simdjson.Array):
+        found = type(value)
+        if found is simdjson.Array:
             if name in kinds:
                 packed.append(name)
                 value = Numbers(kinds[name], bytes(value.as_buffer(of_type=kinds[name])))
             else:
                 value = value.as_list()
-        elif isinstance(value, simdjson.Object):
+        elif found is simdjson.Object:
             value = value.as_dict()
         record[name] = value
     if len(record) != len(document):  # a key twice
         return None
     # The buffer of a nested list is that of its items, flattened.
-    flat = line.count(b"[") == len(packed) or all(_is_flat(line, name) for name in packed)
+    flat = _opens(line, len(packed)) or all(_is_flat(line, name) for name in packed)
     return record if flat else None
+
+
+def _opens(line: bytes, lists: int) -> bool:
+    """Whether no more brackets open than these; looking for the next one is twice as fast as `count`."""
+    at = -1
+    for _ in range(lists + 1):
+        at = line.find(b"[", at + 1)
+        if at < 0:
+            return True
+    return False
 
 
 def _is_flat(line: bytes, name: str) -> bool:

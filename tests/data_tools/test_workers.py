@@ -1,5 +1,6 @@
 """Several processes read what one would, in the same order, and leave nothing behind."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from data_tools.collecting import workers
 from data_tools.collecting.identity import Scope
 from data_tools.collecting.pipeline import Settings, process
 from data_tools.errors import DataError
-from data_tools.logs.lines import line_blocks
+from data_tools.logs.lines import line_blocks, spans
 from data_tools.logs.log import Log
 from data_tools.processes import helpers
 from data_tools.readers.base import BlockReader, RecordReader
@@ -49,6 +50,7 @@ def big_log(tmp_path, monkeypatch):
     """Ten blocks of lines, some of them torn or repeated."""
     monkeypatch.setattr(workers, "BLOCKS_ALONE", 1)
     monkeypatch.setattr(workers, "line_blocks", partial(line_blocks, block_bytes=1))
+    monkeypatch.setattr(workers, "spans", partial(spans, block_bytes=1))
     rows = [
         {
             "group": n // 4,
@@ -69,7 +71,10 @@ def big_log(tmp_path, monkeypatch):
     return path
 
 
-def test_two_processes_collect_what_one_does(big_log, tmp_path):
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "compressed"])
+def test_two_processes_collect_what_one_does(big_log, tmp_path, plain):
+    if not plain:
+        big_log.write_bytes(gzip.compress(big_log.read_bytes()))
     one = data_tools.collect([str(big_log)], tmp_path / "one" / "ds")
     two = data_tools.collect([str(big_log)], tmp_path / "two" / "ds", workers=2)
     assert replace(one, batch=None) == replace(two, batch=None)
@@ -91,6 +96,15 @@ def test_a_process_that_dies_ends_the_collect_with_nothing_written(big_log, tmp_
     with pytest.raises(DataError, match=r"ended from outside") as error:
         data_tools.collect([str(big_log)], tmp_path / "ds", workers=2, progress=kill)
     assert "--workers 1" in error.value.hint
+    assert dataset(tmp_path).batches() == []
+
+
+def test_a_log_cut_short_while_it_is_read_ends_the_collect_with_nothing_written(big_log, tmp_path):
+    def cut(*_):
+        os.truncate(big_log, 5000)
+
+    with pytest.raises(DataError, match="became shorter"):
+        data_tools.collect([str(big_log)], tmp_path / "ds", workers=2, progress=cut)
     assert dataset(tmp_path).batches() == []
 
 
