@@ -148,6 +148,11 @@ def remarks(con: "duckdb.DuckDBPyConnection", plan: Plan, config: FitConfig) -> 
     """What is worth knowing about the rows whose logged log-probs are used, with counts and policies."""
     if not plan.needs_logprobs or config.anchor != "behavior":
         return []
+    return remarks_on(con, f"rollouts SEMI JOIN ({plan.statement(config)}) USING (response_id)")
+
+
+def remarks_on(con: "duckdb.DuckDBPyConnection", rows: str) -> list[str]:
+    """The same about the rows of a FROM item."""
     any_of = " OR ".join(f"({condition})" for condition in REMARKS)
     counted = ", ".join(
         f"count(*) FILTER ({condition}), array_to_string(list_sort("
@@ -155,10 +160,9 @@ def remarks(con: "duckdb.DuckDBPyConnection", plan: Plan, config: FitConfig) -> 
         for condition in REMARKS
     )
     with sql_errors("shaping"):
-        # The shaping is not run again unless there is something to remark on.
+        # The rows are not chosen again unless there is something to remark on.
         if not con.execute(f"SELECT count(*) FROM rollouts WHERE {any_of}").fetchall()[0][0]:
             return []
-        rows = f"rollouts SEMI JOIN ({plan.statement(config)}) USING (response_id)"
         found = con.execute(f"SELECT {counted} FROM {rows} WHERE behavior_logprob IS NOT NULL").fetchall()[0]
     pairs = zip(REMARKS.values(), found[::2], found[1::2], strict=True)
     return [text.format(rows=count, policies=policies) for text, count, policies in pairs if count]
