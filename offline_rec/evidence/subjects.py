@@ -78,19 +78,20 @@ class TrainedOn:
 def trained_on(subject: Subject, ds: "Dataset") -> TrainedOn:
     """What the run of a policy was trained on, and the runs that it started from; `ds` is open already."""
     prompts, responses, notes = [NONE], [NONE], list[str]()
-    for folder in _runs(subject):
+    runs = list(_runs(subject))
+    for folder in runs:
         seen = _trained_responses(folder)
         if not len(seen):
             notes.append(f"{folder} has no lineage: which rows it was trained on is unknown")
-        responses.append(seen)
         source = _dataset_of(folder, ds)
         if source is None:
+            responses.append(seen)
             notes.append(
                 f"the dataset that {folder} was trained on is not there: rows are compared by their ids alone"
             )
         else:
             prompts.append(_prompts_of(source, seen))
-    if len(responses) == 1:
+    if not runs:
         notes.append(f"{subject.name} is no run: what it was trained on is unknown")
     return TrainedOn(np.concatenate(prompts), np.concatenate(responses), notes)
 
