@@ -70,7 +70,7 @@ def split_macro(holdout: float, salt: str) -> str:
     return (
         "CREATE OR REPLACE MACRO rec_split(key) AS CASE WHEN "
         f"CAST('0x' || left(md5({literal(salt)} || key), 13) AS BIGINT) "
-        f"< {holdout!r} * 4503599627370496.0 "
+        f"< {holdout!r}::DOUBLE * 4503599627370496::DOUBLE "
         "THEN 'holdout' ELSE 'train' END"
     )
 

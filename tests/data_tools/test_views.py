@@ -151,13 +151,14 @@ def test_the_split_of_a_prompt_never_changes(tmp_path):
     assert 0.2 < sum(split == "holdout" for split in first.values()) / len(first) < 0.4
 
 
-def test_the_split_can_be_recomputed_from_salt_and_prompt_hash(tmp_path):
-    ds = data_tools.open(str(tmp_path / "ds"), create=True, holdout=0.5)
+@pytest.mark.parametrize("holdout", [0.5, 0.125, 0.999])
+def test_the_split_can_be_recomputed_from_salt_and_prompt_hash(tmp_path, holdout):
+    ds = data_tools.open(str(tmp_path / "ds"), create=True, holdout=holdout)
     commit(ds, *(row(f"a{i}", prompt=f"{i}") for i in range(50)))
     for found in ds.sql("SELECT prompt_hash, split FROM rollouts").to_pylist():
         digest = hashlib.md5((ds.info.salt + found["prompt_hash"]).encode()).hexdigest()
         share = int(digest, 16) / 16**32
-        assert found["split"] == ("holdout" if share < 0.5 else "train")
+        assert found["split"] == ("holdout" if share < holdout else "train")
 
 
 def test_without_holdout_everything_is_train(tmp_path):
