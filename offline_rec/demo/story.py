@@ -1,6 +1,6 @@
 """The story: a half-good policy, its own samples as the log, and what five algorithms make of that log.
 
-What follows the log is what a user of the library calls: collect, stats, sql, fit, evaluate.
+What follows the log is what a user of the library calls: collect, stats, sql, fit, ope, evaluate.
 """
 
 import json
@@ -20,6 +20,7 @@ from offline_rec import rewards
 from offline_rec.config import FitConfig
 from offline_rec.demo import telling
 from offline_rec.demo.contest import CONTENDERS, MAX_SEQUENCES, Exam, fit_all
+from offline_rec.demo.forecast import Forecast, forecasts, held_out
 from offline_rec.demo.task import Split, split
 from offline_rec.sampling.sampled_rows import Task, sample_rows, write_jsonl
 from offline_rec.sampling.sampler import SamplingParams
@@ -54,6 +55,7 @@ class Size:
     responses: int = 8
     evaluation_prompts: int = 1000
     evaluation_samples: int = 4
+    held_out_samples: int = 16
     development_prompts: int = 500
     target: float = 0.45
     steps: int = 300
@@ -109,11 +111,13 @@ def run(
         )
         model, tokenizer = _pretrain(story, parts)
         _write_log(story, parts, model, tokenizer)
-        _look(story, _collect(story, tokenizer))
+        ds = _collect(story, tokenizer)
+        _look(story, ds)
         _fit(story)
+        foretold = _foretell(story, parts, ds)
         samples = _evaluate(story, parts)
     story.seconds["total"] = round(time.perf_counter() - began, 2)
-    results = telling.results(samples, seed=seed, seconds=story.seconds, paths=_paths(story))
+    results = telling.results(samples, foretold, seed=seed, seconds=story.seconds, paths=_paths(story))
     (story.out / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     for line in telling.conclusion(results):
         say(line)
@@ -236,6 +240,20 @@ def _fit(story: Story) -> None:
             configs,
             workers=story.size.workers,
             progress=lambda done, total: story.tick("fit", done, total),
+        )
+
+
+def _foretell(story: Story, parts: Split, ds: "Dataset") -> dict[str, Forecast]:
+    """What `rec ope` says of each policy before it is sampled, and what samples on the same prompts say."""
+    prompts, size = held_out(ds), story.size
+    answers = dict(zip(parts.log.prompts(), parts.log.answers(), strict=True))
+    exam = Exam(prompts, [answers[prompt] for prompt in prompts], size.held_out_samples, story.params)
+    runs = {contender.name: _run(story, contender.folder) for contender in CONTENDERS}
+    title = f"What the log tells beforehand, on its {len(prompts)} prompts that no fit has seen:"
+    with story.phase("ope", title):
+        story.say(f"$ rec ope {' '.join(map(str, runs.values()))} --data {story.out / 'dataset'}")
+        return forecasts(
+            ds, runs, exam, seed=story.seed, tick=lambda done, total: story.tick("ope", done, total)
         )
 
 

@@ -9,6 +9,8 @@ from offline_rec.sampling.evaluate import compare, summarise
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from offline_rec.demo.forecast import Forecast
+
 
 def facts(stats: Mapping[str, Any]) -> Iterator[str]:
     """Some of the facts of `rec stats`, a line each."""
@@ -26,11 +28,17 @@ def rows(table: "pa.Table") -> Iterator[str]:
 
 
 def results(
-    samples: Mapping[str, "pa.Table"], *, seed: int, seconds: Mapping[str, float], paths: Mapping[str, str]
+    samples: Mapping[str, "pa.Table"],
+    foretold: Mapping[str, "Forecast"],
+    *,
+    seed: int,
+    seconds: Mapping[str, float],
+    paths: Mapping[str, str],
 ) -> dict[str, Any]:
     """The content of results.json; the first of `samples` are those of the base policy.
 
     `accuracy` has a 95 % interval `low` to `high`; `gain` is the paired difference to the base, with its own.
+    `ope` is what the log foretold, with what was `sampled` on the same held-out prompts.
     """
     base_name, *others = samples
     base = samples[base_name]
@@ -38,7 +46,9 @@ def results(
         "seed": seed,
         "base": _accuracy(base),
         "algorithms": {
-            name: _accuracy(samples[name]) | {"gain": asdict(compare(base, samples[name]))} for name in others
+            name: _accuracy(samples[name])
+            | {"gain": asdict(compare(base, samples[name])), "ope": foretold[name].facts()}
+            for name in others
         },
         "seconds": dict(seconds),
         "paths": dict(paths),
@@ -60,8 +70,21 @@ def conclusion(results: Mapping[str, Any]) -> Iterator[str]:
     yield from aligned(table)
     yield "accuracy: the share of right answers; against base: the paired difference with its 95 % interval"
     yield ""
+    yield from aligned(list(_foretold(results["algorithms"])))
+    yield "foretold: accuracy on held-out prompts, told from the log alone; sampled: on the same prompts"
+    yield ""
     yield from aligned([[name, path] for name, path in results["paths"].items()])
     yield f"\n{results['seconds']['total']:.0f} seconds in all"
+
+
+def _foretold(algorithms: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The table of what the log foretold, beside what was sampled."""
+    yield ["policy", "foretold", "95 % interval", "sampled", "95 % interval", "verdict"]
+    for name, row in algorithms.items():
+        ope, sampled = row["ope"], row["ope"]["sampled"]
+        told = [f"{ope['value']:.3f}", f"{ope['low']:.3f} to {ope['high']:.3f}"]
+        seen = [f"{sampled['value']:.3f}", f"{sampled['low']:.3f} to {sampled['high']:.3f}"]
+        yield [name, *(told if ope["agrees"] is not None else ["-", "-"]), *seen, ope["verdict"]]
 
 
 def _points(gain: Mapping[str, float] | None) -> str:

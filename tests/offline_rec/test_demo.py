@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from cli.main import rec
 from data_tools.errors import ConfigError, DataError
 from offline_rec.demo import telling
 from offline_rec.demo.contest import CONTENDERS
+from offline_rec.demo.forecast import Forecast, held_out
 from offline_rec.demo.model import (
     Pretraining,
     build_model,
@@ -25,10 +27,14 @@ from offline_rec.demo.model import (
 )
 from offline_rec.demo.story import Size, run
 from offline_rec.demo.task import Problems, split
+from offline_rec.evidence.reports import Judged
+from offline_rec.evidence.verdict import Verdict
 from offline_rec.models.loading import load_tokenizer
 from offline_rec.models.policy import Policy
+from offline_rec.sampling.evaluate import Interval
 from offline_rec.sampling.hf_sampler import HFSampler
 from offline_rec.sampling.sampler import SamplingParams
+from tests.offline_rec.test_estimators import diagnostics
 from tests.offline_rec.test_evaluate import judged
 
 SMALL = Size(
@@ -36,6 +42,7 @@ SMALL = Size(
     responses=4,
     evaluation_prompts=20,
     evaluation_samples=2,
+    held_out_samples=2,
     development_prompts=100,
     target=0.03,
     steps=2,
@@ -133,7 +140,8 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
     assert set(results["algorithms"]) == {contender.name for contender in CONTENDERS}
     for row in (results["base"], *results["algorithms"].values()):
         assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
-    assert set(results["seconds"]) == {"pretrain", "sample", "collect", "look", "fit", "evaluate", "total"}
+    phases_told = {"pretrain", "sample", "collect", "look", "fit", "ope", "evaluate", "total"}
+    assert set(results["seconds"]) == phases_told
     assert all(Path(path).exists() for path in results["paths"].values())
     assert {"pretrain", "fit", "evaluate"} <= phases
     text = "\n".join(said)
@@ -153,6 +161,17 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
     weights = [Policy.load(out / folder).fingerprint() for folder in ("base", "runs/reinforce/model")]
     assert weights[0] != weights[1]
 
+    # What the log foretells stands beside samples on the same prompts; so few of them tell nothing.
+    for name, row in results["algorithms"].items():
+        assert row["ope"]["verdict"] == "not identifiable", name
+        assert row["ope"]["agrees"] is None
+        assert 0 <= row["ope"]["sampled"]["value"] <= 1
+    heldout = held_out(ds)
+    assert 0 < len(heldout) < 20
+    assert asked.issuperset(heldout)
+    kept = json.loads((out / "runs" / "raft" / "ope.json").read_text())
+    assert kept["policies"][0]["value"]["value"] == results["algorithms"]["raft"]["ope"]["value"]
+
     # What the demo shows is what it ran.
     shown = [line.removeprefix("$ rec ") for line in said if line.startswith("$ rec fit")]
     assert len(shown) == len(CONTENDERS)
@@ -168,9 +187,37 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
 
 def test_results_compare_each_policy_with_the_base() -> None:
     samples = {"base": judged(["a", "b"], [0.0, 1.0]), "better": judged(["a", "b"], [1.0, 1.0])}
-    found = telling.results(samples, seed=3, seconds={"total": 1.25}, paths={"base": "x"})
+    foretold = {"better": forecast("better", low=0.7, sampled=0.75)}
+    found = telling.results(samples, foretold, seed=3, seconds={"total": 1.25}, paths={"base": "x"})
     assert found["base"] == {"accuracy": 0.5, "low": 0.0, "high": 1.0}
     assert found["algorithms"]["better"]["gain"] == {"value": 0.5, "low": 0.0, "high": 1.0}
     lines = list(telling.conclusion(found))
     assert lines[1].split() == ["policy", "accuracy", "95", "%", "interval", "against", "base"]
     assert lines[3].startswith("better  1.000     1.000 to 1.000  +50.0 points")
+    assert lines[7].split()[:6] == ["better", "0.800", "0.700", "to", "0.900", "0.750"]
+    assert lines[7].endswith("better")
+
+
+def forecast(word: Any, *, low: float, sampled: float) -> Forecast:
+    """An estimate of 0.8, from `low` to 0.9, and samples that say `sampled` give or take 0.02."""
+    value = Interval(0.8, low, 0.9)
+    said = Judged(
+        policy="run",
+        model="run/model",
+        weights="w",
+        trained_rows=0,
+        value=value,
+        gain=Interval(0.3, 0.2, 0.4),
+        verdict=Verdict(word, "as it is"),
+        estimates=[],
+        tempered_power=1.0,
+        diagnostics=diagnostics(),
+    )
+    return Forecast(said, Interval(sampled, sampled - 0.02, sampled + 0.02))
+
+
+def test_a_forecast_agrees_where_its_interval_meets_that_of_the_samples() -> None:
+    assert forecast("better", low=0.7, sampled=0.69).agrees
+    assert forecast("better", low=0.7, sampled=0.67).agrees is False
+    assert forecast("worse", low=0.7, sampled=0.93).agrees is False
+    assert forecast("not identifiable", low=0.7, sampled=0.1).agrees is None
