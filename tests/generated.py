@@ -14,6 +14,9 @@ from data_tools.collecting.columns import ALIASES, LOOSE
 from data_tools.collecting.reasons import FLAGS, NOTES, REASONS
 from offline_rec.checking import RULES as MODEL_RULES
 from offline_rec.config import describe_fields
+from offline_rec.evidence.estimators import ESTIMATORS
+from offline_rec.evidence.logged import LEFT_OUT
+from offline_rec.evidence.verdict import RULES as VERDICT_RULES
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,6 +64,16 @@ def findings(rules: Sequence[Rule]) -> Callable[[], str]:
     return lambda: f"| code | severity | what is wrong | fix |\n|---|---|---|---|\n{''.join(rows)}"
 
 
+def estimators() -> str:
+    rows = [f"| `{e.name}` | {e.meaning} | {e.bias or 'unbiased'} |\n" for e in ESTIMATORS]
+    return f"| estimate | is | biased by |\n|---|---|---|\n{''.join(rows)}"
+
+
+def verdict_rules() -> str:
+    rows = [f"| `{rule.code}` | {rule.breaks} | {rule.why} |\n" for rule in VERDICT_RULES]
+    return f"| rule | broken by | because |\n|---|---|---|\n{''.join(rows)}"
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "map": file_map,
     "aliases": aliases,
@@ -68,6 +81,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "notes": codes(NOTES),
     "flags": codes(FLAGS),
     "fields": fields,
+    "left out of ope": codes(LEFT_OUT),
+    "estimators": estimators,
+    "verdict rules": verdict_rules,
     "findings": findings(DATA_RULES),
     "findings with a model": findings(MODEL_RULES),
 }

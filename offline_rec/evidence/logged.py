@@ -30,7 +30,6 @@ TABLE = "_judged"
 READ_TOKENS = 1 << 18
 """Response tokens whose log-probs are held at once."""
 
-CACHE_BYTES = 64 << 20
 LARGEST_LOG_RATIO = 20.0
 """Bound of a token's log-ratio in k3 alone, as in training; sums are exact."""
 
@@ -141,7 +140,8 @@ class RowRatios:
     @classmethod
     def of(cls, ds: "Dataset", key: str, places: Places, batches: list[str]) -> "RowRatios":
         """Of the policy whose scores are kept under `key`; tokens are read a part at a time."""
-        store = RowStore(ds, anchor_key=key, batches=batches, cache_bytes=CACHE_BYTES)
+        # Rows are read in order, so one row group at a time is enough.
+        store = RowStore(ds, anchor_key=key, batches=batches, cache_bytes=0)
         sums = np.full((4, len(places)), np.nan)
         for part in _parts(places.tokens):
             rows = store.take(places.file[part], places.file_row[part], strict=False)

@@ -89,7 +89,8 @@ def score(
             "use a model with the same tokenizer",
         )
     report = ScoreReport(score_key(policy, plan), notes=[] if tokens else plan.notes)
-    store = RowStore(ds, tokens_key=plan.key, retokenise=plan.retokenise)
+    # Rows are read in order, so one row group at a time is enough.
+    store = RowStore(ds, tokens_key=plan.key, retokenise=plan.retokenise, cache_bytes=0)
     files = ScoreFiles(ds, report.key)
     scorer = _Scorer(policy, store, files, token_budget)
     total = _count(ds, where)

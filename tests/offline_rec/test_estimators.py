@@ -130,6 +130,15 @@ def test_a_policy_far_away_is_not_identifiable() -> None:
     assert share(log["verdict"] == "worse" for log in logs) < 0.01
 
 
+def test_what_passes_the_rules_is_covered_as_often_as_its_interval_says() -> None:
+    """With many prompts and a drift so large that some logs pass and some do not."""
+    world, logs = simulated(5.0, 0.0, 200)
+    passed = [log for log in logs if log["verdict"] != "not identifiable"]
+    assert 0.5 * LOGS < len(passed) < LOGS
+    truth = world.value(world.pi)
+    assert 0.90 <= share(log["value"].low <= truth <= log["value"].high for log in passed) <= 0.99
+
+
 def test_equal_policies_have_weights_of_one_and_every_estimate_is_the_logs_mean() -> None:
     rng = np.random.default_rng(0)
     given = episodes(np.zeros(40), rng.random(40), np.repeat(np.arange(10), 4))

@@ -11,6 +11,7 @@ import pytest
 import data_tools
 from data_tools.dataset import Dataset
 from data_tools.errors import ConfigError, DataError
+from offline_rec.data.rows import Rows, RowStore
 from offline_rec.evidence import logged as evidence
 from offline_rec.evidence.estimators import ESTIMATORS, Episodes, Table
 from offline_rec.evidence.ope import ope
@@ -111,7 +112,18 @@ def test_a_second_call_computes_nothing_and_reads_in_parts(
 
     monkeypatch.setattr(scoring, "row_logprobs", never)
     monkeypatch.setattr(evidence, "READ_TOKENS", 16)
+    read: list[int] = []
+    take = RowStore.take
+
+    def watched(store: RowStore, *where: Any, **options: Any) -> Rows:
+        rows = take(store, *where, **options)
+        read.append(int(rows.response_ids.lengths.sum()))
+        return rows
+
+    monkeypatch.setattr(RowStore, "take", watched)
     assert ope(ds, [model], **QUICK).facts() == first.facts()
+    assert max(read) < 32
+    assert len(read) > 10
     assert ope(ds, [model], seed=1, **QUICK).facts() != first.facts()
 
 
