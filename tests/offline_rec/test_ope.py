@@ -113,14 +113,14 @@ def test_a_second_call_computes_nothing_and_reads_in_parts(
     monkeypatch.setattr(scoring, "row_logprobs", never)
     monkeypatch.setattr(evidence, "READ_TOKENS", 16)
     read: list[int] = []
-    take = RowStore.take
 
-    def watched(store: RowStore, *where: Any, **options: Any) -> Rows:
-        rows = take(store, *where, **options)
-        read.append(int(rows.response_ids.lengths.sum()))
-        return rows
+    class Watched(RowStore):
+        def take(self, *where: Any, **options: Any) -> Rows:
+            rows = super().take(*where, **options)
+            read.append(int(rows.response_ids.lengths.sum()))
+            return rows
 
-    monkeypatch.setattr(RowStore, "take", watched)
+    monkeypatch.setattr(evidence, "RowStore", Watched)
     assert ope(ds, [model], **QUICK).facts() == first.facts()
     assert max(read) < 32
     assert len(read) > 10
