@@ -86,6 +86,9 @@ def ope(
         raise _nothing_left(rows, left_out)
     measured = [logged.episodes_of(places, each, usable) for each in ratios]
     judging = _Judging.of(measured, seed=seed, resamples=resamples)
+    judged = [
+        judging.judged(i, subject, key=keys[i], trained=trained[i]) for i, subject in enumerate(subjects)
+    ]
     report = OpeReport(
         dataset=ds.path,
         split=split,
@@ -96,10 +99,8 @@ def ope(
         episodes=len(measured[0][0]),
         prompts=len(measured[0][0].counts),
         logged=judging.interval(0, "logged"),
-        policies=[
-            judging.judged(i, subject, key=keys[i], trained=trained[i]) for i, subject in enumerate(subjects)
-        ],
-        comparisons=judging.comparisons([subject.name for subject in subjects]),
+        policies=judged,
+        comparisons=judging.comparisons(judged),
         notes=notes,
     )
     for subject in subjects:
@@ -212,22 +213,18 @@ class _Judging:
             diagnostics=self.diagnostics[i],
         )
 
-    def comparisons(self, names: Sequence[str]) -> list[Comparison]:
+    def comparisons(self, judged: Sequence[Judged]) -> list[Comparison]:
         """Every pair of policies, the second against the first."""
-        verdicts = [
-            verdict.judge(self.diagnostics[i], self.interval(i, PRIMARY, over=(i, "logged")))
-            for i in range(len(names))
-        ]
         found = []
-        for i, j in combinations(range(len(names)), 2):
+        for (i, first), (j, second) in combinations(enumerate(judged), 2):
             difference = self.interval(j, PRIMARY, over=(i, PRIMARY))
             said = verdict.compare(
-                (verdicts[i], verdicts[j]),
+                (first.verdict, second.verdict),
                 difference,
-                (names[i], names[j]),
-                reward_std=self.diagnostics[i].reward_std,
+                (first.policy, second.policy),
+                reward_std=first.diagnostics.reward_std,
             )
-            found.append(Comparison(names[i], names[j], difference, said))
+            found.append(Comparison(first.policy, second.policy, difference, said))
         return found
 
 
