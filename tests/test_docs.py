@@ -119,6 +119,11 @@ def test_the_demo_of_the_readme_keeps_its_promises(workspace):
     assert best["accuracy"] >= base["accuracy"] + 0.15
     assert best["low"] > base["high"]
     assert fits["reinforce"]["accuracy"] < base["accuracy"]
+    # What the log foretold is right wherever it says anything, and of what has run away it says nothing.
+    foretold = {name: fit["ope"] for name, fit in fits.items()}
+    assert foretold["reinforce"]["verdict"] == "not identifiable"
+    assert foretold["rec-oneside-nois"]["verdict"] == "better"
+    assert all(ope["agrees"] is not False for ope in foretold.values()), foretold
     assert told["seconds"]["total"] <= DEMO_SECONDS
 
 
