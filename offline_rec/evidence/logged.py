@@ -99,7 +99,7 @@ class Selection:
 class Places:
     """The rows that can be judged on, in the order in which they lie; entry i of every field is row i."""
 
-    file: NDArray[np.object_]
+    file: IntArray
     file_row: IntArray
     tokens: IntArray
     prompt: NDArray[np.uint64]
