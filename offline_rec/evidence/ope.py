@@ -70,10 +70,8 @@ def ope(
         if not rows:
             raise DataError(f"no row is in the {_called(selection)}", "see: rec stats DATASET, or --split")
         knowledge = [trained_on(subject, ds) for subject in subjects]
-        trained = [
-            _trained_rows(con, *pair, rows=rows, force=force)
-            for pair in zip(subjects, knowledge, strict=True)
-        ]
+        pairs = zip(subjects, knowledge, strict=True)
+        trained = [_trained_rows(con, *pair, rows=rows, force=force) for pair in pairs]
         places = Places.of(con, batches)
         notes = _unique(note for known in knowledge for note in known.notes)
         notes += remarks_on(con, f"(FROM rollouts WHERE {selection.condition})")
@@ -103,9 +101,7 @@ def ope(
         comparisons=judging.comparisons(judged),
         notes=notes,
     )
-    for subject in subjects:
-        if subject.run is not None:
-            _keep(report.of(subject.name), subject.run)
+    _keep(report, subjects)
     return report
 
 
@@ -228,11 +224,14 @@ class _Judging:
         return found
 
 
-def _keep(report: OpeReport, folder: Path) -> None:
-    """Write a report into a run directory, whole or not at all."""
-    staged = folder / f".{FILE}.tmp"
-    staged.write_text(json.dumps(report.facts(), indent=1) + "\n", encoding="utf-8")
-    os.replace(staged, folder / FILE)
+def _keep(report: OpeReport, subjects: Sequence[Subject]) -> None:
+    """Write what is said of each run into its directory, whole or not at all."""
+    for subject in subjects:
+        if subject.run is not None:
+            staged = subject.run / f".{FILE}.tmp"
+            facts = report.of(subject.name).facts()
+            staged.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            os.replace(staged, subject.run / FILE)
 
 
 def _called(selection: Selection) -> str:
