@@ -27,6 +27,7 @@ COMMANDS = {
     "compact": "cli.compact:compact",
     "algorithms": "cli.algorithms:algorithms",
     "fit": "cli.fit:fit",
+    "eval": "cli.eval:eval",
     "demo": "cli.demo:demo",
 }
 """Where each command lives, in the order in which a user meets them."""
