@@ -1,6 +1,6 @@
 """`rec eval`: what models are worth, by sampling them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -136,8 +136,7 @@ def _line(policy: Mapping[str, Any]) -> dict[str, Any]:
     return line | {"tokens": round(policy["mean_tokens"], 1), "cut": round(policy["cut_share"], 3)}
 
 
-def _interval(name: str, interval: Mapping[str, float] | Sequence[float]) -> dict[str, Any]:
-    """A number, and beside it where it lies in 95 of 100 cases."""
-    assert isinstance(interval, Mapping)
-    low, high = round(interval["low"], 4), round(interval["high"], 4)
-    return {name: round(interval["value"], 4), f"{name} from..to": f"{low:g}..{high:g}"}
+def _interval(name: str, interval: Mapping[str, float]) -> dict[str, str]:
+    """A number, and where it lies in 95 of 100 cases."""
+    value, low, high = (interval[part] for part in ("value", "low", "high"))
+    return {name: f"{value:.3f} ({low:.3f} to {high:.3f})"}
