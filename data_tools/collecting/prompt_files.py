@@ -1,5 +1,6 @@
 """Files of prompts: rows without responses, whose other fields are kept under their own names."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from data_tools.collecting.coerce import coerce
 from data_tools.collecting.columns import CONVERSATION, candidates, names_of, pick
 from data_tools.collecting.prompts import is_chat, split_conversation
 from data_tools.errors import DataError
+from data_tools.logs.log import Log
 from data_tools.logs.records import Block, blocks, flat
 from data_tools.logs.sources import expand
 
@@ -30,22 +32,23 @@ def read_prompts(source: str) -> list[PromptRow]:
     conversation that ends with a response the prompt is what comes before. Raises DataError that names the
     first row that cannot be read or has no prompt.
     """
-    found: dict[str, PromptRow] = {}
     with ExitStack() as stack:
-        for one in expand([source], stack):
-            log = one.log
-            if log.kind not in _KINDS:
-                raise DataError(
-                    f"{log.name} is {log.kind}, not rows with prompts", "give JSONL, JSON, CSV or Parquet"
-                )
-            for block in map(flat, blocks(log)):
-                _check(log.name, block)
-                for number, record in zip(block.rows, block.records, strict=True):
-                    row = _row(f"{log.name}:{number}", record, textual=log.kind == "csv")
-                    found.setdefault(repr(row), row)
+        rows = (row for one in expand([source], stack) for row in _rows(one.log))
+        found = {repr(row): row for row in rows}
     if not found:
         raise DataError(f"{source} holds no prompts")
     return list(found.values())
+
+
+def _rows(log: Log) -> Iterator[PromptRow]:
+    if log.kind not in _KINDS:
+        raise DataError(
+            f"{log.name} is {log.kind}, not rows with prompts", "give JSONL, JSON, CSV or Parquet"
+        )
+    for block in map(flat, blocks(log)):
+        _check(log.name, block)
+        for number, record in zip(block.rows, block.records, strict=True):
+            yield _row(f"{log.name}:{number}", record, textual=log.kind == "csv")
 
 
 def _check(name: str, block: Block) -> None:

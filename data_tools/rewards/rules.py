@@ -22,6 +22,7 @@ from data_tools.rewards.verdicts import ABSENT, FAILED, RewardRule, Verdicts, as
 from data_tools.schema import ROLLOUTS
 
 _FIELD = re.compile(r"[A-Za-z_]\w*")
+_REMEMBERED = 1000
 _SHOWN = 20
 """Fields that an error lists at most."""
 
@@ -61,6 +62,7 @@ class _FieldRule(RewardRule):
         self.name = name
         self.reads_reward = name == "reward"
         self._missing = 0
+        self._found = False
         self._seen: dict[str, None] = {}
 
     def __call__(self, table: pa.Table) -> Verdicts:
@@ -71,7 +73,8 @@ class _FieldRule(RewardRule):
         made = as_logged([known.get(self.name) for known in fields])
         absent = [row for row, known in enumerate(fields) if self.name not in known]
         self._missing += len(absent)
-        for known in fields:
+        self._found |= len(absent) < len(fields)
+        for known in fields if len(self._seen) < _REMEMBERED else ():
             self._seen |= dict.fromkeys(known)
         if absent:
             made.notes.add(ABSENT, absent, detail=f"no field {self.name!r}")
@@ -79,7 +82,7 @@ class _FieldRule(RewardRule):
 
     def finish(self) -> None:
         """Refuse a name that stood for nothing: most likely it is misspelt."""
-        if not self._missing or self.name in self._seen:
+        if not self._missing or self._found:
             return
         known = [*REWARDS, *self._seen, *ROLLOUTS.names]
         near = difflib.get_close_matches(self.name, known, n=1)

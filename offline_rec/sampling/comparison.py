@@ -14,8 +14,8 @@ from data_tools.store.storage import open_storage
 from offline_rec.rewards import Reward
 from offline_rec.sampling.choose import SamplerSettings, open_sampler
 from offline_rec.sampling.evaluate import Interval, Measure, Summary, compare, evaluate
-from offline_rec.sampling.sampled_rows import REASON, Task, sample_rows
-from offline_rec.sampling.sampler import Prompt, Sample, SamplingParams
+from offline_rec.sampling.sampled_rows import REASON, Task, try_out
+from offline_rec.sampling.sampler import SamplingParams
 
 if TYPE_CHECKING:
     from data_tools.store.dataset import StoredDataset
@@ -99,27 +99,22 @@ def compare_models(
     params, settings = params or SamplingParams(), sampler or SamplerSettings()
     candidates = find_candidates(models)
     check_free(candidates, out, log)
-    _try_out(reward, task, params)
-    tables, summaries = [], []
+    try_out(reward, task)
+    found = []
     for one in candidates:
+        tick = _counter(progress, one.name, n * len(task.prompts))
         with open_sampler(one.model, settings) as opened:
-            found = evaluate(
-                opened,
-                task,
-                reward,
-                n=n,
-                params=params,
-                pass_at=pass_at,
-                policy=one.name,
-                progress=_counter(progress, one.name, n * len(task.prompts)),
+            made = evaluate(
+                opened, task, reward, n=n, params=params, pass_at=pass_at, policy=one.name, progress=tick
             )
-        tables.append(found.rows)
-        summaries.append(found.summary)
+        del opened  # before the next model is loaded
+        found.append(made)
+    tables = [made.rows for made in found]
     rows = pa.concat_tables(tables)
     report = Comparison(
         rows,
         _asked(candidates, task, reward, n, params) | {"engine": settings.engine},
-        summaries,
+        [made.summary for made in found],
         _differences(candidates, tables),
         _reasons(rows),
     )
@@ -151,27 +146,6 @@ def find_candidates(models: Sequence[str | Path]) -> list[Candidate]:
 
 def _is_run(path: Path) -> bool:
     return is_run(open_storage(path))
-
-
-class _Mute:
-    """A sampler that says nothing."""
-
-    def sample(
-        self,
-        prompts: Sequence[str | Prompt],
-        n: int,
-        params: SamplingParams,
-        *,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[list[Sample]]:
-        """An empty response to each prompt."""
-        return [[Sample([], [], [], "stop", "")] * n for _ in prompts]
-
-
-def _try_out(reward: Reward, task: Task, params: SamplingParams) -> None:
-    """Judge one empty response: a column that the reward lacks is told before hours of sampling."""
-    first = Task(task.prompts[:1], {name: values[:1] for name, values in task.columns.items()})
-    sample_rows(_Mute(), first, 1, params, reward=reward)
 
 
 def _counter(progress: Tick | None, name: str, total: int) -> Callable[[int], None] | None:

@@ -112,3 +112,10 @@ def _judge(reward: Reward | None, samples: list[Sample], columns: Mapping[str, S
         "n_tokens": [len(s.response_ids) for s in samples],
     }
     return reward.judge([s.text for s in samples], **drawn, **columns)
+
+
+def try_out(reward: Reward, task: Task) -> None:
+    """Judge one empty response: a column that the reward lacks is told before hours of sampling."""
+    prompts = [p.text if isinstance(p, Prompt) else p for p in task.prompts[:1]]
+    columns = {name: values[:1] for name, values in task.columns.items()}
+    _judge(reward, [Sample([], [], [], "stop", "") for _ in prompts], {"prompt": prompts, **columns})

@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_tools.errors import ConfigError
 from data_tools.rewards.named import get, spelt
@@ -38,6 +40,44 @@ HERE = __name__
 )  # fmt: skip
 def test_a_reward_is_a_sum_of_terms_with_options_and_weights(text, expected):
     assert terms(text) == expected
+
+
+VALUES = st.one_of(
+    st.text(st.characters(codec="utf-8"), max_size=12), st.booleans(), st.none(), st.integers(-(10**9), 10**9)
+)
+NAMES = st.from_regex(
+    r"[a-z_][a-z0-9_]{0,8}(-[a-z]{1,5})?|[a-z]{1,5}(\.[a-z]{1,5})?:[a-z]{1,5}", fullmatch=True
+)
+TERMS = st.builds(
+    Term,
+    NAMES,
+    st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), VALUES, max_size=3),
+    st.floats(-100, 100).filter(lambda weight: weight == 0 or abs(weight) > 1e-3),
+)
+
+
+def spelling(made: list[Term]) -> str:
+    def value(one: Any) -> str:
+        quoted = isinstance(one, str)
+        return "'" + one.replace("'", "''") + "'" if quoted else json.dumps(one)
+
+    text = ""
+    for term in made:
+        options = ", ".join(f"{key}={value(one)}" for key, one in term.options.items())
+        sign = "-" if term.weight < 0 else "+"
+        text += f" {sign} {abs(term.weight)!r}*{term.name}({options})"
+    return text
+
+
+@given(st.lists(TERMS, min_size=1, max_size=4))
+def test_every_sum_of_terms_can_be_written_and_is_read_as_it_was_meant(made):
+    assert terms(spelling(made)) == made
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_too_odd_to_be_looked_at(text):
+    terms(text)
+    terms(f"math({text}")
 
 
 @pytest.mark.parametrize(
