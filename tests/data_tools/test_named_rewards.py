@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.errors import ConfigError
+from data_tools.errors import ConfigError, MissingExtra
+from data_tools.rewards import math_answers
 from data_tools.rewards.named import get, spelt
 from data_tools.rewards.rules import reward_rule
 from data_tools.rewards.spelling import Term, terms
@@ -280,6 +283,32 @@ def test_a_function_that_takes_too_long_is_given_up_in_any_thread(function):
     for one in found:
         assert one.rewards == [None, None, 1.0]
         assert one.reasons == [late, late, None]
+
+
+def alarmed(responses: list[str]) -> list[float]:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(5)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    return [1.0 for _ in responses]
+
+
+def test_a_function_may_use_the_alarm_clock_of_the_main_thread():
+    assert get(f"{HERE}:alarmed")(["a"]) == [1.0]
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "reward", "options"),
+    [("math_verify", "math", {}), ("jsonschema", "json-schema", {"schema": {}})],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, module, reward, options):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(math_answers, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra) as caught:
+        get(reward, **options)
+    assert f"offline-rec[{reward}]" in caught.value.hint
 
 
 def test_limits_that_are_none_are_refused():
