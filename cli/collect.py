@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.options import command, json_option, key_value, named_reward, text_or_file
+from cli.options import command, json_option, key_value, reward_option, text_or_file
 from cli.output import printable, show
 from cli.progress import progress
 
@@ -25,9 +25,7 @@ MOST_WORKERS = 8
 @click.option(
     "--map", "mapping", metavar="COLUMN=SQL", multiple=True, help="One column as an expression; repeatable."
 )
-@click.option(
-    "--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="What judges a row, whatever the log says."
-)
+@reward_option("What judges a row, whatever the log says.")
 @click.option(
     "--policy", metavar="NAME", help="Policy that sampled the responses, where the log does not say."
 )
@@ -82,7 +80,6 @@ def collect(
     *,
     select: str | None,
     mapping: tuple[str, ...],
-    reward: str | None,
     hash_columns: str | None,
     workers: int | None,
     as_json: bool,
@@ -109,7 +106,6 @@ def collect(
             into,
             select=text_or_file(select, ".sql"),
             map=dict(key_value(text, "--map") for text in mapping),
-            reward=named_reward(reward),
             hash_columns=[name.strip() for name in (hash_columns or "").split(",") if name.strip()],
             workers=workers or min(os.cpu_count() or 1, MOST_WORKERS),
             progress=bar,

@@ -27,6 +27,7 @@ COMMANDS = {
     "compact": "cli.compact:compact",
     "algorithms": "cli.algorithms:algorithms",
     "fit": "cli.fit:fit",
+    "eval": "cli.eval:eval",
     "ope": "cli.ope:ope",
     "demo": "cli.demo:demo",
 }

@@ -72,12 +72,14 @@ def _read(name: str) -> str:
     return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
 
 
-def named_reward(text: str | None) -> str | Callable[..., Any] | None:
-    """The reward of that name; any other definition (a field, SQL, MODULE:FUNCTION) as it is."""
-    if text is not None and not text.strip():
-        raise ConfigError("--reward is empty", "leave it out, or say what the reward is")
-    if text is None or not text.isidentifier():
-        return text
-    from offline_rec import rewards
+def _some_text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise ConfigError(f"{param.opts[0]} is empty", "leave it out, or say what the reward is")
+    return value
 
-    return rewards.get(text) if text in rewards.REWARDS else text
+
+def reward_option(help: str, *, required: bool = False) -> Callable[[F], F]:
+    """--reward, spelt the same wherever responses are judged (docs/rewards.md)."""
+    return click.option(
+        "--reward", metavar="NAME|SQL|MODULE:FUNCTION", callback=_some_text, required=required, help=help
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.options import command, dataset_argument, json_option, named_reward, where_option
+from cli.options import command, dataset_argument, json_option, reward_option, where_option
 from cli.output import show
 from cli.progress import progress
 from data_tools.errors import ConfigError
@@ -24,7 +24,7 @@ from data_tools.errors import ConfigError
     "--on", metavar="SQL", help="What the id is matched with, over `rollouts`. [default: response_id]"
 )
 @click.option("--nulls-retract", is_flag=True, default=None, help="An empty value takes a reward back.")
-@click.option("--reward", metavar="SQL|NAME|MODULE:FUNCTION", help="What judges the rows that are there.")
+@reward_option("What judges the rows that are there.")
 @where_option
 @click.option("--source", metavar="NAME", help="Who judged; kept with each reward.")
 @json_option
@@ -43,20 +43,21 @@ def reward(
     \b
         rec reward DATASET feedback.csv --id request --value stars --on "extra->>'request_id'"
         rec reward DATASET --reward "(response LIKE '%42%')::INT" --where "reward IS NULL"
+        rec reward DATASET --reward "0.9*math + 0.1*regex(pattern='####')"
 
     FILE is CSV, JSON, JSONL or Parquet, or - for stdin. The latest reward of a row counts; earlier ones stay
     on record.
     """
     import data_tools
 
-    ds, rule = data_tools.open(dataset), named_reward(reward)
-    if file is not None and rule is None:
+    ds = data_tools.open(dataset)
+    if file is not None and reward is None:
         given = {name: value for name, value in matching.items() if value is not None}
         added = ds.add_rewards(file, source=source, **given)
         show(asdict(added), as_json) if as_json else click.echo("\n".join(added.lines()))
-    elif file is None and rule is not None:
+    elif file is None and reward is not None:
         with progress("judging") as bar:
-            report = ds.judge(rule, where=where, source=source, progress=bar)
+            report = ds.judge(reward, where=where, source=source, progress=bar)
         show(asdict(report), as_json) if as_json else click.echo("\n".join(report.lines()))
     else:
         raise ConfigError("give either a FILE of rewards or a rule", "see rec reward --help")

@@ -1,6 +1,6 @@
-"""A run directory of `rec fit`, opened to be queried: the views `metrics` and `lineage`."""
+"""A run directory of `rec fit`, opened to be queried: the views `metrics`, `lineage` and `evaluations`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +21,10 @@ _NO_METRICS = "(SELECT CAST(NULL AS BIGINT) AS step WHERE false)"
 _NO_LINEAGE = """(SELECT CAST(NULL AS BIGINT) AS step, CAST(NULL AS VARCHAR) AS response_id,
     CAST(NULL AS DOUBLE) AS weight, CAST(NULL AS FLOAT) AS mean_ratio, CAST(NULL AS FLOAT) AS kept_share
     WHERE false)"""
+_NO_EVALUATIONS = """(SELECT CAST(NULL AS VARCHAR) AS policy, CAST(NULL AS VARCHAR) AS compared_with,
+    CAST(NULL AS VARCHAR) AS measure, CAST(NULL AS INTEGER) AS k, CAST(NULL AS DOUBLE) AS value,
+    CAST(NULL AS DOUBLE) AS low, CAST(NULL AS DOUBLE) AS high, CAST(NULL AS INTEGER) AS evaluation
+    WHERE false)"""
 
 
 def is_run(storage: "Storage") -> bool:
@@ -38,20 +42,23 @@ class RunDirectory(Queryable):
             raise AttributeError(name)
         raise DataError(
             f"{self.path} is the run directory of a fit, not a dataset",
-            "it answers SQL over metrics and lineage; give a dataset for anything else",
+            "it answers SQL over metrics, lineage and evaluations; give a dataset for anything else",
         )
 
     def connect(self, now: datetime | None = None) -> "duckdb.DuckDBPyConnection":
-        """Return a fresh connection with the views `metrics` (a row a step) and `lineage` (a row a response
-        and step).
+        """Return a fresh connection with the views `metrics` (a row a step), `lineage` (a row a response and
+        step) and `evaluations` (a row a number that `rec eval` found).
         """
         storage = self.storage
         metrics = [storage.url("metrics.jsonl")] if _has_content(storage, "metrics.jsonl") else []
         lineage = [storage.url(f"lineage/{name}.parquet") for name in storage.stems("lineage", ".parquet")]
+        numbers = sorted((name for name in storage.entries("eval") if name.isdecimal()), key=int)
+        evals = {int(name): storage.url(f"eval/{name}/summary.parquet") for name in numbers}
         con = open_duckdb(storage)
         con.execute(f"CREATE VIEW metrics AS SELECT * FROM {_metrics(metrics)}")
         con.execute(f"CREATE VIEW lineage AS SELECT * FROM {_lineage(lineage)}")
-        lock(con, [*metrics, *lineage])
+        con.execute(f"CREATE VIEW evaluations AS SELECT * FROM {_evaluations(evals)}")
+        lock(con, [*metrics, *lineage, *evals.values()])
         return con
 
 
@@ -68,6 +75,14 @@ def _lineage(files: Sequence[str]) -> str:
     if not files:
         return _NO_LINEAGE
     return f"read_parquet([{', '.join(literal(file) for file in files)}], union_by_name = true)"
+
+
+def _evaluations(files: Mapping[int, str]) -> str:
+    scans = (
+        f"SELECT *, {number} AS evaluation FROM read_parquet({literal(file)})"
+        for number, file in files.items()
+    )
+    return f"({' UNION ALL BY NAME '.join(scans)})" if files else _NO_EVALUATIONS
 
 
 def _has_content(storage: "Storage", name: str) -> bool:

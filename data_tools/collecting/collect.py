@@ -33,7 +33,7 @@ from data_tools.store.erased import erased_files
 from data_tools.store.storage import open_storage
 
 if TYPE_CHECKING:
-    from data_tools.rewards.rules import RewardRule
+    from data_tools.rewards.verdicts import RewardRule
     from data_tools.store.batches import BatchWriter
     from data_tools.store.dataset import StoredDataset
 
@@ -230,6 +230,8 @@ class _Collecting:
         if kept_out:
             kept_out.check_names()
             self.report.redaction = kept_out.redactor.means if kept_out.redactor else ""
+        if self.team.settings.reward:
+            self.team.settings.reward.finish()
         self.wait()
 
     def finish(self, dataset: "StoredDataset | None") -> None:

@@ -19,7 +19,7 @@ from data_tools.readers.base import Chunk
 
 if TYPE_CHECKING:
     from data_tools.collecting.intake import Intake
-    from data_tools.rewards.rules import RewardRule
+    from data_tools.rewards.verdicts import RewardRule
 
 
 _OF_LOGGED_REWARDS = (

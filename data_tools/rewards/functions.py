@@ -4,34 +4,48 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from data_tools.errors import ConfigError, RecError
-from data_tools.rewards.reward import Columns, Reward, Rule
+from data_tools.rewards.limits import in_thread, too_slow, within
+from data_tools.rewards.reward import Columns, NotJudged, Reward, Rule
+
+SECONDS = 600.0
+"""How long one call of a function may take, unless told."""
 
 
-def function_reward(function: str | Callable[..., Any]) -> Reward:
+def function_reward(
+    function: str | Callable[..., Any], *, seconds: float = SECONDS, batch: int | None = None
+) -> Reward:
     """The reward that calls a function, or `module:function`, with all responses and the columns it names.
 
     If that call fails, each response is judged in a call of its own, so that only those that fail are null.
+    A call that takes longer than `seconds` judges none of its responses; `batch` of them are in one call at
+    most. Raises ConfigError for a limit that is none.
     """
-    if isinstance(function, str):
-        return Reward(function, _rule(function, load_function(function)))
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return Reward(name, _rule(name, function))
+    if seconds <= 0 or (batch is not None and batch < 1):
+        raise ConfigError(f"a reward function takes seconds > 0 and batch >= 1; got {seconds} and {batch}")
+    named = isinstance(function, str)
+    name = function if isinstance(function, str) else _name(function)
+    called = load_function(name) if named else function
+    assert callable(called)
+    return Reward(name, _rule(name, called, seconds, batch))
 
 
-def _rule(name: str, function: Callable[..., Any]) -> Rule:
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _rule(name: str, function: Callable[..., Any], seconds: float, batch: int | None) -> Rule:
     takes = inspect.signature(function).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in takes)
     named = [p for p in list(takes)[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = {p.name for p in named if p.default is p.empty}
 
     def call(responses: list[str], columns: Columns) -> Sequence[Any]:
-        verdicts: Sequence[Any] = _finished(function(responses, **columns))
+        verdicts: Sequence[Any] = within(seconds, lambda: _finished(function(responses, **columns), seconds))
         if not hasattr(verdicts, "__len__") or len(verdicts) != len(responses):
             raise ValueError(f"{name} returned {verdicts!r:.80} for {len(responses)} responses")
         return verdicts
@@ -43,14 +57,26 @@ def _rule(name: str, function: Callable[..., Any]) -> Rule:
             raise ConfigError(f"{name} takes the column {min(lacking)!r}; given: {given}")
         wanted = columns if takes_all else [p.name for p in named if p.name in columns]
         chosen = {column: columns[column] for column in wanted}
+        size = batch or len(responses)
+        starts = range(0, len(responses), size)
+        return [verdict for at in starts for verdict in judge_some(*_part(responses, chosen, at, size))]
+
+    def judge_some(responses: list[str], columns: Columns) -> Sequence[Any]:
         try:
-            return call(responses, chosen)
+            return call(responses, columns)
         except RecError:
             raise
+        except NotJudged as late:  # each alone might take as long
+            return [late] * len(responses)
         except Exception:
-            return [_alone(call, responses, chosen, i) for i in range(len(responses))]
+            return [_alone(call, *_part(responses, columns, i, 1)) for i in range(len(responses))]
 
     return judge
+
+
+def _part(responses: list[str], columns: Columns, at: int, count: int) -> tuple[list[str], Columns]:
+    part = slice(at, at + count)
+    return responses[part], {name: values[part] for name, values in columns.items()}
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -72,22 +98,24 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _alone(call: Callable[..., Sequence[Any]], responses: list[str], columns: Columns, index: int) -> Any:
-    row = {name: values[index : index + 1] for name, values in columns.items()}
+def _alone(call: Callable[..., Sequence[Any]], responses: list[str], columns: Columns) -> Any:
     try:
-        return call(responses[index : index + 1], row)[0]
+        return call(responses, columns)[0]
     except Exception as error:
         return error
 
 
-def _finished(result: Any) -> Any:
+def _finished(result: Any, seconds: float) -> Any:
     """What an async function comes to; a plain result as it is."""
     if not inspect.isawaitable(result):
         return result
 
     async def wait(awaitable: Awaitable[Any]) -> Any:
-        return await awaitable
+        try:
+            async with asyncio.timeout(seconds) as limit:  # so that it can end in order
+                return await awaitable
+        except TimeoutError as error:
+            raise (too_slow(seconds) if limit.expired() else error) from None
 
     # A loop of its own, in a thread of its own: the caller may be running one already.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, wait(result)).result()
+    return in_thread(seconds + 1, lambda: asyncio.run(wait(result)))

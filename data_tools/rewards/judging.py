@@ -76,6 +76,7 @@ def judge(
             writer.write(_changed(table, verdicts.rewards, report))
             if progress is not None:
                 progress(report.rows, total)
+        rule.finish()
         writer.commit()
     report.notes, report.details = dict(notes.counts), dict(notes.details)
     return report

@@ -16,6 +16,10 @@ Rule = Callable[[list[str], Columns], Sequence[Any]]
 """Judges all responses at once: a number, None or an exception for each."""
 
 
+class NotJudged(Exception):
+    """Why a response has no reward, in words that need no name of an error before them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """Rewards, and beside each one that is null the reason; the reason of the others is None."""
@@ -61,6 +65,8 @@ class Reward:
 
 
 def _verdict(value: Any) -> tuple[float | None, str | None]:
+    if isinstance(value, NotJudged):
+        return None, str(value)
     if isinstance(value, Exception):
         return None, f"{type(value).__name__}: {value}"
     if value is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.rewards import Reward
-from offline_rec.sampling.sampled_rows import Task, sample_rows
+from offline_rec.sampling.sampled_rows import REASON, Task, sample_rows
 from offline_rec.sampling.sampler import Progress, Sampler, SamplingParams
 
 RESAMPLES = 2000
@@ -94,7 +94,11 @@ def summarise(rows: pa.Table, *, pass_at: Sequence[int] = (), seed: int = 0) -> 
     """Statistics of the rows of one policy; DataError if none of them was judged."""
     counts = _by_prompt(rows)
     if not len(counts.keys):
-        raise DataError("none of the samples was judged", "look at the column reward_reason")
+        told = rows[REASON].drop_null().to_pylist() if REASON in rows.column_names else []
+        why = f": {told[0]}" if told else ""
+        raise DataError(
+            f"none of the samples was judged{why}", f"look at the column {REASON}, and at the reward"
+        )
     names = rows["policy"].unique().to_pylist()
     enough = {k: counts.judged >= k for k in pass_at}
     return Summary(

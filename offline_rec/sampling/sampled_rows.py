@@ -53,7 +53,8 @@ def sample_rows(
 ) -> pa.Table:
     """`n` rows for each prompt, in the order of prompts: `LOGGED`, the task's columns and `REASON`.
 
-    `reward` is given the prompts and the task's columns, each value once for each sample. `sampled_at` is
+    `reward` is given the prompts and the task's columns, each value once for each sample, and what is known
+    of the sample itself under the names of a dataset. `sampled_at` is
     what the rows say of their time; the present if not given.
     """
     drawn = sampler.sample(task.prompts, n, params, progress=progress)
@@ -103,4 +104,18 @@ def write_jsonl(rows: pa.Table, path: str | Path) -> None:
 def _judge(reward: Reward | None, samples: list[Sample], columns: Mapping[str, Sequence[Any]]) -> Judgement:
     if reward is None:
         return Judgement([None] * len(samples), [None] * len(samples))
-    return reward.judge([s.text for s in samples], **columns)
+    drawn: dict[str, Sequence[Any]] = {
+        "prompt_ids": [s.prompt_ids for s in samples],
+        "response_ids": [s.response_ids for s in samples],
+        "behavior_logprobs": [s.logprobs for s in samples],
+        "finish_reason": [s.finish_reason for s in samples],
+        "n_tokens": [len(s.response_ids) for s in samples],
+    }
+    return reward.judge([s.text for s in samples], **drawn, **columns)
+
+
+def try_out(reward: Reward, task: Task) -> None:
+    """Judge one empty response: a column that the reward lacks is told before hours of sampling."""
+    prompts = [p.text if isinstance(p, Prompt) else p for p in task.prompts[:1]]
+    columns = {name: values[:1] for name, values in task.columns.items()}
+    _judge(reward, [Sample([], [], [], "stop", "") for _ in prompts], {"prompt": prompts, **columns})

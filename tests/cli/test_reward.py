@@ -59,8 +59,9 @@ def test_a_file_comes_through_stdin(run, dataset, rewards, shell):
 
 
 def test_a_rule_judges_rows_that_are_there(run, dataset, rewards):
-    told = run("reward", dataset, "--reward", "n_chars", "--json")
-    assert json.loads(told.stdout)["not_judged"] == 40, told.output
+    misspelt = run("reward", dataset, "--reward", "n_chars")
+    assert misspelt.exit_code == 2, misspelt.output
+    assert "error: --reward 'n_chars' is no reward" in misspelt.stderr
     told = run("reward", dataset, "--reward", "length(response) / 4", "--where", "reward IS NULL", "--json")
     assert json.loads(told.stdout)["rewarded"] == 8
     assert rewards()[4] == 0.25

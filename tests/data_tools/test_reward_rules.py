@@ -8,6 +8,7 @@ import pytest
 
 import data_tools
 from data_tools.errors import ConfigError
+from data_tools.rewards.named import REWARDS
 from data_tools.rewards.rules import reward_rule
 from tests.data_tools.logged import collected, lines, rollouts
 
@@ -54,16 +55,39 @@ def test_a_list_of_rewards_counts_once_it_is_said_how(tmp_path):
     assert [row["reward"] for row in rollouts(tmp_path)].count(1.0) == 1
 
 
-def test_a_field_that_no_row_has_is_counted_by_name(tmp_path):
-    rewards, report = judged(tmp_path, rows("a", "b", acc=1), "accuracy")
-    assert rewards == [None, None]
-    assert report.notes["reward_absent"] == 2
-    assert any("no field 'accuracy'" in line for line in report_lines(tmp_path, "accuracy"))
+def test_a_field_that_some_rows_lack_is_counted_by_name(tmp_path):
+    rewards, report = judged(tmp_path, rows("a", acc=1) + rows("b"), "acc")
+    assert rewards == [1.0, None]
+    assert report.notes["reward_absent"] == 1
+    assert any("no field 'acc'" in line for line in report_lines(tmp_path, "acc"))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("exct", "exact"),
+        ("acccuracy", "accuracy"),
+        ("thumb", "thumbs"),
+        ("behavior_logprobz", "behavior_logprob"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_an_error_that_names_the_nearest(tmp_path, name, nearest):
+    records = rows("a", "b", accuracy=1) + rows("c", scores={"thumbs": 1})
+    with pytest.raises(ConfigError, match=repr(name)) as caught:
+        judged(tmp_path, records, name)
+    assert caught.value.hint.startswith(f"did you mean '{nearest}")
+    assert list((tmp_path / "ds" / "rollouts").glob("*")) == []
+
+
+def test_a_name_that_is_like_nothing_is_told_what_there_is(tmp_path):
+    with pytest.raises(ConfigError, match="no reward, and no record has a field") as caught:
+        judged(tmp_path, rows("a", acc=1), "zzz")
+    assert caught.value.hint == f"rewards: {', '.join(REWARDS)}; fields of the records: acc"
 
 
 def report_lines(tmp_path, reward):
     log = tmp_path / "again.jsonl"
-    log.write_bytes(lines(*rows("x", "y", acc=1)))
+    log.write_bytes(lines(*rows("x", acc=1), *rows("y")))
     return collected(tmp_path, log, reward=reward).lines()
 
 

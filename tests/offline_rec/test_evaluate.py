@@ -92,6 +92,17 @@ def test_the_interval_covers_the_mean_of_a_binary_reward_as_often_as_it_says() -
     assert 0.92 <= hits / 400 <= 0.98
 
 
+def test_the_interval_is_that_of_all_ways_to_draw_the_prompts_again() -> None:
+    values = np.array([0.0, 0.0, 0.05, 0.1, 1.0])
+    every = [np.mean(drawn) for drawn in itertools.product(values, repeat=len(values))]
+    interval = bootstrap(values, resamples=200_000)
+    low, high = np.quantile(every, [0.025, 0.975])
+    assert interval.value == pytest.approx(np.mean(values))
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
+    # The normal approximation, for which these are too few, would go below 0.
+    assert interval.value - 1.96 * np.std(values) / np.sqrt(5) < 0 <= interval.low
+
+
 def test_samples_of_one_prompt_do_not_narrow_the_interval_as_new_prompts_would() -> None:
     rng = np.random.default_rng(1)
     prompts = [f"p{i}" for i in range(50)]
