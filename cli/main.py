@@ -27,6 +27,8 @@ COMMANDS = {
     "compact": "cli.compact:compact",
     "algorithms": "cli.algorithms:algorithms",
     "fit": "cli.fit:fit",
+    "refresh": "cli.refresh:refresh",
+    "loop": "cli.loop:loop",
     "demo": "cli.demo:demo",
 }
 """Where each command lives, in the order in which a user meets them."""
