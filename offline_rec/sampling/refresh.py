@@ -31,6 +31,7 @@ from offline_rec.sampling.journal import (
 )
 from offline_rec.sampling.planner import Budget, planned_prompts
 from offline_rec.sampling.refresh_prompts import dataset_prompts, file_prompts
+from offline_rec.sampling.refresh_report import RefreshReport
 from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of
 from offline_rec.sampling.sampler import Sample, Sampler, SamplingParams
 from offline_rec.sampling.verify import COUNT, Verification, verify
@@ -51,46 +52,6 @@ JUDGED_TOGETHER = 512
 """Prompts whose samples are judged in one call, and held in memory."""
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class RefreshReport:
-    """What a refresh came to: `responses` == `kept` + `duplicate` + `rejected`.
-
-    `duplicate` rows were in the dataset before, `rejected` ones are in its rejects with a reason. `unjudged`
-    ones have no reward.
-    """
-
-    policy: str
-    version: int
-    prompts: int
-    responses: int
-    kept: int
-    duplicate: int
-    rejected: int
-    unjudged: int
-    mean_reward: float | None
-    tokens: int
-    seconds: float
-    batch: str | None
-    verified: Verification
-
-    def facts(self) -> dict[str, Any]:
-        """Nested dicts of numbers and text."""
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """The report as text."""
-        told = self.verified
-        shown = [
-            f"{self.policy} version {self.version}: {self.responses} responses to {self.prompts} "
-            f"prompts, {self.kept} kept, {self.duplicate} duplicate, {self.rejected} rejected",
-            f"verified: log-probs of {told.responses} responses differ by {told.mean_difference:.2g} on "
-            "average from a forward pass of the model",
-        ]
-        if self.mean_reward is not None:
-            shown.append(f"mean reward {self.mean_reward:.4g}, {self.unjudged} not judged")
-        return shown
 
 
 @dataclass(frozen=True)
@@ -329,7 +290,7 @@ class _Refreshing:
         return path
 
     def rows(self, numbers: range) -> pa.Table:
-        """Rows of some prompts, with ids that depend on nothing but the plan."""
+        """Rows of some prompts, judged."""
         whole = self.journal.task
         part = slice(numbers[0], numbers[-1] + 1)
         task = Task(whole.prompts[part], {name: values[part] for name, values in whole.columns.items()})
@@ -345,11 +306,9 @@ class _Refreshing:
         )
         self.rewards += rows["reward"].to_pylist()
         self.tokens += sum(len(sample.response_ids) for samples in drawn for sample in samples)
-        groups = [str(n) for n, samples in zip(numbers, drawn, strict=True) for _ in samples]
-        ids = [
-            f"{n}.{turn}" for n, samples in zip(numbers, drawn, strict=True) for turn, _ in enumerate(samples)
-        ]
-        for name, values in (("group_id", groups), ("response_id", ids)):
+        # As one JSON text, what is known of a prompt keeps its values as they are, whatever their types.
+        rows = rows.drop_columns(list(task.columns))
+        for name, values in _own_columns(numbers, task, drawn).items():
             rows = rows.append_column(name, pa.array(values, pa.string()))
         return rows
 
@@ -375,6 +334,17 @@ class _Refreshing:
         """Append the log; a second time it adds nothing, as its ids are the same."""
         self.tell(_stage("collect", 0, 1))
         return self.ds.collect([str(log)], format="rows", run=self.journal.plan["id"])
+
+
+def _own_columns(numbers: range, task: Task, drawn: list[list[Sample]]) -> dict[str, list[str]]:
+    """Ids that depend on nothing but the plan, and what is known of each row's prompt."""
+    places = [(place, turn) for place, samples in enumerate(drawn) for turn, _ in enumerate(samples)]
+    known = [{name: values[place] for name, values in task.columns.items()} for place, _ in places]
+    return {
+        "group_id": [str(numbers[place]) for place, _ in places],
+        "response_id": [f"{numbers[place]}.{turn}" for place, turn in places],
+        "extra": [orjson.dumps(facts).decode() for facts in known],
+    }
 
 
 def _stage(stage: str, done: int, total: int) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def rows_of(
         for name, v in ((name, values[name]) for name in LOGGED)
     }
     arrays[REASON] = pa.array(judged.reasons, pa.string())
-    return pa.table(arrays | {name: pa.array(v) for name, v in columns.items()})
+    return pa.table(arrays | {name: _column(v) for name, v in columns.items()})
 
 
 def write_jsonl(rows: pa.Table, path: str | Path) -> None:
@@ -125,6 +125,14 @@ def append_jsonl(rows: pa.Table, file: BinaryIO) -> None:
         for row in batch.to_pylist():
             kept = {name: value for name, value in row.items() if value is not None}
             file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z))
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Values as Arrow has them, or as JSON where they are not of one type."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if v is None else orjson.dumps(v).decode() for v in values], pa.string())
 
 
 def _each(values: Sequence[Any], drawn: Sequence[Sequence[Sample]]) -> Iterator[tuple[Any, Sample]]:
