@@ -294,10 +294,10 @@ def to_yaml(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
 
 
-def describe_fields() -> list[tuple[str, str, str]]:
+def describe_fields(model: type[BaseModel] = FitConfig) -> list[tuple[str, str, str]]:
     """Name, default (as YAML would show it) and description of every field, for documentation."""
     rows = []
-    for name, field in FitConfig.model_fields.items():
+    for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _shown(field.default)
         rows.append((name, default, field.description or ""))
     return rows

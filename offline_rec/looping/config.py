@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from data_tools.errors import ConfigError
 from offline_rec.config import (
@@ -82,14 +82,14 @@ class LoopConfig(BaseModel):
             check_keys(values, cls.model_fields, "configuration key")
         return values
 
-    @model_validator(mode="after")
-    def _is_a_fit(self) -> Self:
-        check_keys(self.fit, FitConfig.model_fields, "configuration key of the fit")
-        own = sorted(OWN & self.fit.keys())
+    @field_validator("fit")
+    @classmethod
+    def _is_of_a_fit(cls, fit: dict[str, Any]) -> dict[str, Any]:
+        check_keys(fit, FitConfig.model_fields, "configuration key of the fit")
+        own = sorted(OWN & fit.keys())
         if own:
             raise ConfigError(f"fit.{own[0]} is set by the loop", "leave it out")
-        self.fit_config(self.out)
-        return self
+        return _fit_config({"dataset": "", "model": "", "out": ""} | fit).model_dump(include=set(fit))
 
     @model_validator(mode="after")
     def _needs_what_it_samples(self) -> Self:
@@ -115,10 +115,14 @@ class LoopConfig(BaseModel):
     def fit_config(self, out: str | Path, **changes: Any) -> FitConfig:
         """The configuration of one fit, with what the loop says on top of the user's own."""
         basis = {"dataset": self.dataset, "model": self.model, "seed": self.seed, "eval_every": None}
-        try:
-            return FitConfig(**(basis | self.fit | {"out": out} | changes))
-        except ValidationError as error:
-            raise readable(error, FitConfig.model_fields) from error
+        return _fit_config(basis | self.fit | {"out": out} | changes)
+
+
+def _fit_config(values: dict[str, Any]) -> FitConfig:
+    try:
+        return FitConfig(**values)
+    except ValidationError as error:
+        raise readable(error, FitConfig.model_fields) from error
 
 
 def loop_config(file: str | Path, *, overrides: Sequence[str] = ()) -> LoopConfig:

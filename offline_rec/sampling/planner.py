@@ -116,10 +116,9 @@ def scored_weights(ds: "StoredDataset", model: str | Path) -> str | None:
 
 def _stored_scores(ds: "StoredDataset", weights: str | None) -> pa.Table:
     tables: list[Any] = [_SCORES.empty_table()]
-    if weights is not None:
-        sidecar = ds.sidecar("logprobs", weights)
-        for batch in ds.batches():
-            if sidecar.exists(batch):
-                with sidecar.parquet(batch) as file:
-                    tables.append(file.read(_SCORES.names).cast(_SCORES))
+    sidecar = None if weights is None else ds.sidecar("logprobs", weights)
+    for batch in ds.batches():
+        if sidecar is not None and sidecar.exists(batch):
+            with sidecar.parquet(batch) as file:
+                tables.append(file.read(_SCORES.names).cast(_SCORES))
     return pa.concat_tables(tables)

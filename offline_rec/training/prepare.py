@@ -131,6 +131,14 @@ def _continued(config: FitConfig) -> Path | None:
     return folder
 
 
+def _started(config: FitConfig) -> tuple[Path | None, int]:
+    """The checkpoint of another run that is continued, and its updates."""
+    if config.continue_from is None:
+        return None, 0
+    folder = Path(config.continue_from)
+    return folder, int(checkpoint.read_state(folder)["step"])
+
+
 def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
     """The policy as it starts or, from a checkpoint, goes on: its model, or its adapter on the start."""
     lora = LoraSettings.of(config)
@@ -196,8 +204,7 @@ def _assemble(
     folder = Path(config.out)
     index = Index(folder / TRAIN)
     groups_per_step, steps, visits = length(config, index.n_groups)
-    continued = None if config.continue_from is None else Path(config.continue_from)
-    first = 0 if continued is None else int(checkpoint.read_state(continued)["step"])
+    continued, first = _started(config)
     source = StepSource(
         index=index,
         order=Order(
