@@ -90,7 +90,7 @@ def test_the_lineage_of_each_example_matches_its_regime_exactly(name, world, tmp
     assert done.steps == len(expected)
     recorded = run.sql("SELECT step, lr FROM metrics ORDER BY step").to_pylist()
     assert [row["step"] for row in recorded] == list(range(1, len(expected) + 1))
-    falling = [1e-3 * (1 - i / len(expected)) for i in range(len(expected))]
+    falling = [3e-4 * (1 - i / len(expected)) for i in range(len(expected))]
     assert [row["lr"] for row in recorded] == pytest.approx(falling)
     if not config.offline:
         assert {row["rows"] for row in found} == {3 * 2}  # every batch once, and whole
