@@ -114,7 +114,13 @@ class LoopConfig(BaseModel):
 
     def fit_config(self, out: str | Path, **changes: Any) -> FitConfig:
         """The configuration of one fit, with what the loop says on top of the user's own."""
-        basis = {"dataset": self.dataset, "model": self.model, "seed": self.seed, "eval_every": None}
+        basis: dict[str, Any] = {
+            "dataset": self.dataset,
+            "model": self.model,
+            "seed": self.seed,
+            "eval_every": None,
+        }
+        basis["trackers"] = ()  # the records of all rounds together are those of the loop
         return _fit_config(basis | self.fit | {"out": out} | changes)
 
 

@@ -228,7 +228,9 @@ class _Looping:
 
     def fit_config(self, phase: Fit) -> FitConfig:
         config, steps = self.config, phase.last - phase.first + 1
-        changes: dict[str, Any] = {"steps": steps, "schedule_steps": config.steps, "no_signal": "train"}
+        changes: dict[str, Any] = {"steps": steps, "no_signal": "train"}
+        if config.fit.get("schedule", "constant") != "constant":
+            changes["schedule_steps"] = config.steps
         if config.offline:
             return config.fit_config(self.run_folder(phase), **changes)
         own = config.fit_config(self.run_folder(phase))

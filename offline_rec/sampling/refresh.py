@@ -34,7 +34,7 @@ from offline_rec.sampling.refresh_prompts import dataset_prompts, file_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
 from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of
 from offline_rec.sampling.sampler import Sample, Sampler, SamplingParams
-from offline_rec.sampling.verify import COUNT, Verification, verify
+from offline_rec.sampling.verify import COUNT, OtherWeights, Verification, verify
 from offline_rec.training.run_folder import held
 
 if TYPE_CHECKING:
@@ -276,7 +276,11 @@ class _Refreshing:
             drawn = self.journal.samples(number)
             samples.append(drawn[turn % len(drawn)])
         self.tell(_stage("verify", 0, 1))
-        return verify(self.request.model, samples, self.params, count=len(samples))
+        try:
+            return verify(self.request.model, samples, self.params, count=len(samples))
+        except OtherWeights:
+            self.journal.remove()  # nothing of it is worth going on with
+            raise
 
     def write_log(self) -> Path:
         """Judge all samples and write them as a log, in the order of the prompts."""

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from data_tools.errors import DataError
+from offline_rec.data.fingerprint import fingerprint
 from offline_rec.models.policy import Policy
 from offline_rec.sampling.hf_sampler import sampling_logprobs
 from offline_rec.sampling.sampler import Sample, SamplingParams
@@ -23,6 +24,10 @@ COUNT = 8
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 COARSE = 0.05
 """Mean difference of a token's log-prob, in nats, that rounding explains; COARSE in half precision."""
+
+
+class OtherWeights(DataError):
+    """Responses are not from the weights that they are said to be from."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,11 @@ def verify(
     count: int = COUNT,
     tolerance: float | None = None,
 ) -> Verification:
-    """Score some of the samples by a forward pass of the model; DataError unless they are from its weights.
+    """Score some of the samples by a forward pass of the model; OtherWeights unless they are from it.
 
     A difference counts for at most 1: a token at the edge of top-p, in for one and out for the other, is no
     proof of other weights.
     """
-    from offline_rec.data.fingerprint import fingerprint
-
     policy = Policy.load(model)
     limit = TOLERANCE.get(policy.model.dtype, COARSE) if tolerance is None else tolerance
     if not samples:
@@ -64,7 +67,7 @@ def verify(
     differences = np.concatenate([_differences(policy, samples[place], params) for place in places])
     mean = float(np.minimum(differences, 1.0).mean())
     if not mean <= limit:
-        raise DataError(
+        raise OtherWeights(
             f"the responses are not from the weights in {model}: log-probs of {len(differences)} tokens "
             f"differ by {mean:.3g} on average, {limit:g} is allowed",
             "start the engine anew with that model; nothing was added",
@@ -84,7 +87,7 @@ def _differences(policy: Policy, sample: Sample, params: SamplingParams) -> NDAr
     """How far each token's log-prob is from that of a forward pass, in nats."""
     ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=policy.device)
     if int(ids.max()) >= policy.vocabulary:
-        raise DataError(
+        raise OtherWeights(
             f"the engine gave token {int(ids.max())}, the model has {policy.vocabulary}",
             "the engine serves a model with another tokenizer",
         )

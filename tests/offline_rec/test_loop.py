@@ -19,6 +19,7 @@ from offline_rec.looping.config import LoopConfig, loop_config
 from offline_rec.looping.loop import loop
 from offline_rec.models.policy import Policy
 from offline_rec.sampling import refresh as refresh_module
+from offline_rec.sampling.choose import open_sampler
 from offline_rec.sampling.journal import Journal
 from offline_rec.training import checkpoint
 from offline_rec.training import loop as fit_loop_module
@@ -206,6 +207,23 @@ def test_kill_9_in_any_phase_changes_nothing_in_the_end(
     assert (done.steps, done.rows) == (6, 36)
     left = [p.name for p in tmp_path.rglob("*") if p.name.startswith(".") and p.name != ".commit.lock"]
     assert not left
+
+
+def test_an_engine_that_serves_old_weights_ends_the_loop_before_a_row_of_theirs_is_added(
+    world, whole, tmp_path, monkeypatch
+):
+    config = killed_config(str(world), str(tmp_path))
+    monkeypatch.setattr(refresh_module, "TOGETHER", 2 * 2)
+    with monkeypatch.context() as patch:
+        old = lambda model, settings: open_sampler(world / "base", settings)  # noqa: E731
+        patch.setattr(refresh_module, "open_sampler", old)
+        with pytest.raises(DataError, match=r"not from the weights in .*000001-000002/model"):
+            loop(config)
+    versions = data_tools.open(tmp_path / "ds").sql("SELECT DISTINCT policy_version AS v FROM rollouts")
+    assert versions["v"].to_pylist() == [0]
+    loop(config, resume=True)
+    assert furthest(weights(tmp_path / "run"), weights(whole / "run")) == 0
+    assert data_tools.open(tmp_path / "ds").sql(ROWS).equals(data_tools.open(whole / "ds").sql(ROWS))
 
 
 def test_a_loop_may_be_made_longer(world, tmp_path):

@@ -148,6 +148,8 @@ def test_responses_of_other_weights_are_not_added(ds, model, tmp_path, monkeypat
         run(ds, model)
     assert sorted(p.name for p in Path(ds.path).rglob("*.*") if ".refresh" not in p.parts) == files
     assert ds.sql("SELECT count(*) AS n FROM rollouts WHERE policy = 'm'")["n"].to_pylist() == [0]
+    monkeypatch.undo()
+    assert run(ds, model).version == 0  # nothing is left to be resumed
 
 
 def test_a_sampler_that_answers_some_prompts_only_adds_nothing_and_is_resumed(ds, model, monkeypatch):
