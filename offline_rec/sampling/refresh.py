@@ -33,8 +33,8 @@ from offline_rec.sampling.planner import Budget, planned_prompts
 from offline_rec.sampling.refresh_prompts import dataset_prompts, file_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
 from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of
-from offline_rec.sampling.sampler import Sample, Sampler, SamplingParams
-from offline_rec.sampling.verify import COUNT, OtherWeights, Verification, verify
+from offline_rec.sampling.sampler import Prompt, Sample, Sampler, SamplingParams
+from offline_rec.sampling.verify_samples import COUNT, OtherWeights, Verification, verify_samples
 from offline_rec.training.run_folder import held
 
 if TYPE_CHECKING:
@@ -198,8 +198,6 @@ class _Refreshing:
         self.reward = reward
         self.tell = tell
         self.version = int(journal.plan["facts"]["version"])
-        seed = int(mix(request.params.seed, self.version)[0] >> np.uint64(1))
-        self.params = replace(request.params, seed=seed)
         self.rewards: list[float | None] = []
         self.tokens = 0
 
@@ -233,13 +231,13 @@ class _Refreshing:
         """Sample what the journal lacks."""
         task, journal = self.journal.task, self.journal
         total = len(task.prompts)
-        parts = [part for part in self.parts() if journal.missing(part)]
+        parts = [(params, part) for params, part in self.parts() if journal.missing(part)]
         self.tell(_stage("sample", len(journal.done), total))
         if not parts:
             return
         with open_sampler(self.request.model, self.request.sampler) as sampler:
-            for part in parts:
-                self.sample_part(sampler, part)
+            for params, part in parts:
+                self.sample_part(sampler, part, params)
         missing = journal.missing(range(total))
         if missing:
             raise DataError(
@@ -247,23 +245,31 @@ class _Refreshing:
                 "rec refresh --resume asks for these again",
             )
 
-    def parts(self) -> Iterator[range]:
-        """Prompts that are asked for in one call."""
-        total = len(self.journal.task.prompts)
-        size = max(1, TOGETHER // self.request.n) if self.request.sampler.engine == "hf" else total
-        for first in range(0, total, size):
-            yield range(first, min(first + size, total))
+    def parts(self) -> Iterator[tuple[SamplingParams, list[int]]]:
+        """Prompts that are asked for in one call, each once: again, it gets random numbers of its own."""
+        prompts = self.journal.task.prompts
+        times: dict[str, int] = {}
+        turns: list[list[int]] = []
+        for number, prompt in enumerate(prompts):
+            turn = times[_key(prompt)] = times.get(_key(prompt), -1) + 1
+            turns += [[]] if turn == len(turns) else []
+            turns[turn].append(number)
+        size = max(1, TOGETHER // self.request.n) if self.request.sampler.engine == "hf" else len(prompts)
+        for turn, numbers in enumerate(turns):
+            seed = int(mix(self.request.params.seed, self.version, turn)[0] >> np.uint64(1))
+            for first in range(0, len(numbers), size):
+                yield replace(self.request.params, seed=seed), numbers[first : first + size]
 
-    def sample_part(self, sampler: Sampler, part: range) -> None:
+    def sample_part(self, sampler: Sampler, part: list[int], params: SamplingParams) -> None:
         prompts, total = self.journal.task.prompts, len(self.journal.task.prompts)
         if self.request.sampler.engine == "hf":
-            found = sampler.stream([prompts[i] for i in part], self.request.n, self.params)
+            found = sampler.stream([prompts[i] for i in part], self.request.n, params)
             self.journal.add(sorted((part[i], samples) for i, samples in found))
-            self.tell(_stage("sample", part[-1] + 1, total))
+            self.tell(_stage("sample", len(self.journal.done), total))
             return
         numbers = self.journal.missing(part)
         asked = [prompts[i] for i in numbers]
-        for number, samples in sampler.stream(asked, self.request.n, self.params):
+        for number, samples in sampler.stream(asked, self.request.n, params):
             self.journal.add([(numbers[number], samples)])
             self.tell(_stage("sample", len(self.journal.done), total))
 
@@ -277,7 +283,7 @@ class _Refreshing:
             samples.append(drawn[turn % len(drawn)])
         self.tell(_stage("verify", 0, 1))
         try:
-            return verify(self.request.model, samples, self.params, count=len(samples))
+            return verify_samples(self.request.model, samples, self.request.params, count=len(samples))
         except OtherWeights:
             self.journal.remove()  # nothing of it is worth going on with
             raise
@@ -302,7 +308,7 @@ class _Refreshing:
         rows = rows_of(
             drawn,
             task,
-            self.params,
+            self.request.params,
             reward=self.reward,
             policy=self.request.policy,
             policy_version=self.version,
@@ -327,7 +333,7 @@ class _Refreshing:
             )
         versions = dict((known.model_extra or {}).get("versions", {})) if known else {}
         versions[str(self.version)] = {"weights": verified.weights, "model": self.request.model}
-        sampling = {name: value for name, value in asdict(self.params).items() if name != "seed"}
+        sampling = {name: value for name, value in asdict(self.request.params).items() if name != "seed"}
         sampling["engine"] = self.request.sampler.engine
         facts: dict[str, Any] = {"sampling": sampling, "versions": versions}
         facts |= {"name": self.request.policy, "model": self.request.model, "tokenizer": verified.tokenizer}
@@ -338,6 +344,11 @@ class _Refreshing:
         """Append the log; a second time it adds nothing, as its ids are the same."""
         self.tell(_stage("collect", 0, 1))
         return self.ds.collect([str(log)], format="rows", run=self.journal.plan["id"])
+
+
+def _key(prompt: str | Prompt) -> str:
+    given = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+    return repr((given.text, given.tools, None if given.ids is None else list(given.ids)))
 
 
 def _own_columns(numbers: range, task: Task, drawn: list[list[Sample]]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from offline_rec.sampling.verify import Verification
+from offline_rec.sampling.verify_samples import Verification
 
 
 @dataclass(frozen=True)

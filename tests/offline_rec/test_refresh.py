@@ -19,6 +19,7 @@ from offline_rec.sampling.choose import SamplerSettings, open_sampler
 from offline_rec.sampling.journal import Journal
 from offline_rec.sampling.planner import Budget
 from offline_rec.sampling.refresh import journal_folder, refresh
+from offline_rec.sampling.sampled_rows import Task
 from offline_rec.sampling.sampler import SamplingParams
 from tests import tiny
 from tests.offline_rec import logged
@@ -118,6 +119,16 @@ def test_versions_count_up_for_each_policy_and_draw_new_numbers(ds, model):
     assert set(ds.policies()["m"].model_extra["versions"]) == {"0", "1", "7", "8"}
 
 
+def test_a_prompt_that_is_asked_twice_gets_other_responses(ds, model, monkeypatch):
+    monkeypatch.setattr(refresh_module, "TOGETHER", 2 * N)
+    report = run(ds, model, prompts=Task(["1+1=", "2+2=", "3+3=", "1+1="], {"answers": ["2", "4", "6", "2"]}))
+    assert report.kept == 4 * N
+    query = "SELECT list(response) AS r FROM rollouts WHERE prompt = '1+1=' AND policy = 'm'"
+    both = ds.sql(f"{query} GROUP BY group_id")["r"].to_pylist()
+    assert len(both) == 2
+    assert not set(both[0]) & set(both[1])
+
+
 def test_the_same_version_sampled_again_adds_nothing(ds, model):
     first = run(ds, model, version=3, where="policy IS NULL")
     again = run(ds, model, version=3, where="policy IS NULL")
@@ -181,7 +192,7 @@ MOMENTS = {
     "before the first samples": lambda: before(Journal, "add"),
     "in the middle of sampling": lambda: before(Journal, "add", count=3),
     "in the middle of a line": lambda: before(Journal, "add", count=3, act=half_a_line),
-    "before it is verified": lambda: before(refresh_module, "verify"),
+    "before it is verified": lambda: before(refresh_module, "verify_samples"),
     "before it is judged": lambda: before(refresh_module, "append_jsonl"),
     "before the batch": lambda: before(refresh_module._Refreshing, "collect"),
     "after the batch": lambda: before(Journal, "remove"),
@@ -247,7 +258,7 @@ def test_a_resumed_refresh_samples_only_what_is_missing(ds, model, processes, mo
     monkeypatch.setattr(
         refresh_module._Refreshing,
         "sample_part",
-        lambda self, sampler, part: (asked.append(list(part)), original(self, sampler, part)),
+        lambda self, sampler, part, params: (asked.append(part), original(self, sampler, part, params)),
     )
     run(ds, model, resume=True)
     assert asked == [[4, 5], [6, 7]]

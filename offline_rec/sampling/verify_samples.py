@@ -46,7 +46,7 @@ class Verification:
         return asdict(self)
 
 
-def verify(
+def verify_samples(
     model: str | Path,
     samples: Sequence[Sample],
     params: SamplingParams,
