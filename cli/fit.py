@@ -164,7 +164,7 @@ def _run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
 
     try:
         with progress("fit", shown=leads) as bar:
-            result = run(config, resume=resume, progress=partial(_tell, bar))
+            result = run(config, resume=resume, progress=partial(tell, bar))
     except LostRank as error:
         if launched:  # the launcher knows which one it was
             raise click.exceptions.Exit(LOST) from error
@@ -206,7 +206,7 @@ def _show_dry_run(config: FitConfig, *, resume: bool, as_json: bool) -> None:
     from offline_rec.training.dry_run import dry_run
 
     with progress("dry run") as bar:
-        found = dry_run(config, progress=partial(_tell, bar))
+        found = dry_run(config, progress=partial(tell, bar))
     show(found.facts(), as_json) if as_json else click.echo(found.text())
 
 
@@ -230,7 +230,8 @@ NUMBERS = {
 """Fields of a record of metrics.jsonl that stand beside the bar, and their short names there."""
 
 
-def _tell(bar: Bar, event: dict[str, Any]) -> None:
+def tell(bar: Bar, event: dict[str, Any]) -> None:
+    """Show an event of a fit or of a refresh."""
     if event["event"] == "note":
         bar.note(event["text"])
     elif event["event"] == "stage":

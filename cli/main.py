@@ -29,6 +29,8 @@ COMMANDS = {
     "fit": "cli.fit:fit",
     "eval": "cli.eval:eval",
     "ope": "cli.ope:ope",
+    "refresh": "cli.refresh:refresh",
+    "loop": "cli.loop:loop",
     "demo": "cli.demo:demo",
 }
 """Where each command lives, in the order in which a user meets them."""

@@ -1,6 +1,7 @@
 """Learn from logged responses: fit a policy with a regularised group-relative objective.
 
-`fit`, `FitConfig`, `objective` and `rewards` load on first use, so that importing the package costs nothing.
+`fit`, `loop`, `refresh`, their configurations, `objective` and `rewards` load on first use, so that importing
+the package costs nothing.
 """
 
 from importlib import import_module
@@ -9,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offline_rec import rewards
     from offline_rec.config import FitConfig
+    from offline_rec.looping.config import LoopConfig
+    from offline_rec.looping.loop import loop
     from offline_rec.objectives.objective import objective
+    from offline_rec.sampling.refresh import refresh
     from offline_rec.training.fit import fit
 
-__all__ = ["FitConfig", "fit", "objective", "rewards"]
+__all__ = ["FitConfig", "LoopConfig", "fit", "loop", "objective", "refresh", "rewards"]
 
 _HOMES = {
     "FitConfig": "offline_rec.config",
+    "LoopConfig": "offline_rec.looping.config",
     "fit": "offline_rec.training.fit",
+    "loop": "offline_rec.looping.loop",
     "objective": "offline_rec.objectives.objective",
+    "refresh": "offline_rec.sampling.refresh",
     "rewards": "offline_rec.rewards",
 }
 

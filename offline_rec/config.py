@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from data_tools.errors import ConfigError
 
@@ -105,6 +106,14 @@ class FitConfig(BaseModel):
     kl_coef: float = Field(0.0, ge=0, description="Coefficient of the KL term to the reference policy.")
     kl_kind: Literal["k2", "k3"] = Field("k3", description="Estimator of the KL term to the reference.")
 
+    continue_from: PathText | None = Field(
+        None,
+        description="Checkpoint of another run, to begin with its weights, optimizer and number of updates.",
+    )
+    no_signal: Literal["refuse", "train"] = Field(
+        "refuse", description="Where no row has an advantage: refuse, or update all the same."
+    )
+
     steps: int | None = Field(None, ge=1, description="Number of updates; excludes epochs.")
     epochs: float | None = Field(None, gt=0, description="Passes over the groups; 1 when steps is null too.")
     groups_per_step: int = Field(32, ge=1, description="Groups of responses in one update.")
@@ -121,6 +130,9 @@ class FitConfig(BaseModel):
     warmup_steps: int = Field(0, ge=0, description="Updates over which the learning rate rises linearly.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Learning rate after the warm-up: constant, or falling to 0 at the end."
+    )
+    schedule_steps: int | None = Field(
+        None, ge=1, description="Updates over which it falls; null = those of the run."
     )
     max_grad_norm: float | None = Field(
         1.0, gt=0, description="Norm to which the gradient is clipped; null = any."
@@ -242,7 +254,7 @@ def fit_config(
     values = read_yaml(file) if file is not None else {}
     check_keys(values, FitConfig.model_fields, "configuration key")
     for text in overrides:
-        _merge(values, text)
+        override(values, text, FitConfig.model_fields)
     for key, value in (flags or {}).items():
         if value is not None:
             old = values.get(key)
@@ -250,7 +262,7 @@ def fit_config(
     try:
         return FitConfig(**values)
     except ValidationError as error:
-        raise _readable(error) from error
+        raise readable(error, FitConfig.model_fields) from error
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -277,15 +289,15 @@ def _told(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def to_yaml(config: FitConfig) -> str:
+def to_yaml(config: BaseModel) -> str:
     """The resolved configuration as YAML, every field in the order of its definition."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
 
 
-def describe_fields() -> list[tuple[str, str, str]]:
+def describe_fields(model: type[BaseModel] = FitConfig) -> list[tuple[str, str, str]]:
     """Name, default (as YAML would show it) and description of every field, for documentation."""
     rows = []
-    for name, field in FitConfig.model_fields.items():
+    for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _shown(field.default)
         rows.append((name, default, field.description or ""))
     return rows
@@ -303,26 +315,26 @@ def changed_fields(before: FitConfig, now: FitConfig) -> list[str]:
     return [f"{key}: {old[key]!r} -> {new[key]!r}" for key in old if key not in free and old[key] != new[key]]
 
 
-def _merge(values: dict[str, Any], text: str) -> None:
-    """Set one `KEY=VALUE`; `objective.epsilon_low=0.6` reaches into a mapping."""
+def override(values: dict[str, Any], text: str, fields: Mapping[str, FieldInfo]) -> None:
+    """Set one `KEY=VALUE` of a configuration; `objective.epsilon_low=0.6` reaches into a mapping."""
     key, equals, value = text.partition("=")
     first, dot, rest = key.strip().partition(".")
     if not equals or not first or (dot and not rest):
         raise ConfigError(
             f"--set {text!r} is not KEY=VALUE", "write --set lr=1e-5 or --set objective.epsilon_low=0.6"
         )
-    check_keys({first: None}, FitConfig.model_fields, "configuration key")
+    check_keys({first: None}, fields, "configuration key")
     if not dot:
-        values[first] = _parse(first, value)
+        values[first] = _parse(first, value, fields)
         return
-    if FitConfig.model_fields[first].annotation != dict[str, Scalar]:
+    if fields[first].annotation != dict[str, Scalar]:
         raise ConfigError(f"--set {text!r}: {first} holds no parameters", f"write --set {first}=VALUE")
     values[first] = {**(values.get(first) or {}), rest: _yaml_value(key, value)}
 
 
-def _parse(key: str, value: str) -> Any:
+def _parse(key: str, value: str, fields: Mapping[str, FieldInfo]) -> Any:
     """SQL and paths are taken as they stand, since YAML would find mappings and comments in them."""
-    annotation = FitConfig.model_fields[key].annotation
+    annotation = fields[key].annotation
     if annotation is str or (
         {str, Sql, PathText} & set(get_args(annotation)) and get_origin(annotation) is not dict
     ):
@@ -342,7 +354,7 @@ def _shown(default: Any) -> str:
     return yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
 
 
-def _readable(error: ValidationError) -> ConfigError:
+def readable(error: ValidationError, fields: Mapping[str, FieldInfo]) -> ConfigError:
     """The first problem that pydantic found, in the words of a user of the command line."""
     problem = error.errors(include_url=False)[0]
     cause = problem.get("ctx", {}).get("error")
@@ -350,7 +362,7 @@ def _readable(error: ValidationError) -> ConfigError:
         return cause
     field, *rest = [str(part) for part in problem["loc"] if part != "constrained-str"]
     told = problem["msg"].lower()
-    if FitConfig.model_fields[field].annotation == dict[str, Scalar] and rest:
+    if fields[field].annotation == dict[str, Scalar] and rest:
         # Which of the types of a parameter was tried last says nothing.
         field, rest, told = f"{field}.{rest[0]}", [], "input should be a finite number, a text, true or false"
     key = ".".join([field, *rest])

@@ -8,15 +8,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from data_tools.checking import RULES as DATA_RULES
 from data_tools.checking import Rule
 from data_tools.collecting.columns import ALIASES, LOOSE
 from data_tools.collecting.reasons import FLAGS, NOTES, REASONS
 from offline_rec.checking import RULES as MODEL_RULES
-from offline_rec.config import describe_fields
+from offline_rec.config import FitConfig, describe_fields
 from offline_rec.evidence.estimators import ESTIMATORS
 from offline_rec.evidence.logged import LEFT_OUT
 from offline_rec.evidence.verdict import RULES as VERDICT_RULES
+from offline_rec.looping.config import LoopConfig
+from offline_rec.sampling.planner import COLUMNS, SCORE
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,9 +56,14 @@ def codes(table: Mapping[str, str]) -> Callable[[], str]:
     )
 
 
-def fields() -> str:
-    rows = [f"| `{name}` | {default} | {meaning} |\n" for name, default, meaning in describe_fields()]
-    return f"| field | default | meaning |\n|---|---|---|\n{''.join(rows)}"
+def fields(model: type[BaseModel]) -> Callable[[], str]:
+    rows = [f"| `{name}` | {default} | {meaning} |\n" for name, default, meaning in describe_fields(model)]
+    return lambda: f"| field | default | meaning |\n|---|---|---|\n{''.join(rows)}"
+
+
+def planner() -> str:
+    rows = [f"| `{name}` | {meaning} |\n" for name, meaning in COLUMNS.items()]
+    return f"The default score: `{SCORE}`\n\n| column | of a prompt |\n|---|---|\n{''.join(rows)}"
 
 
 def findings(rules: Sequence[Rule]) -> Callable[[], str]:
@@ -80,10 +89,12 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "reasons": codes(REASONS),
     "notes": codes(NOTES),
     "flags": codes(FLAGS),
-    "fields": fields,
     "left out of ope": codes(LEFT_OUT),
     "estimators": estimators,
     "verdict rules": verdict_rules,
+    "fields": fields(FitConfig),
+    "loop fields": fields(LoopConfig),
+    "planner": planner,
     "findings": findings(DATA_RULES),
     "findings with a model": findings(MODEL_RULES),
 }

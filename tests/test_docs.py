@@ -71,7 +71,8 @@ def blocks(page: Path) -> list[Block]:
 def workspace(tmp_path_factory):
     """One folder for all pages, so that a page may build on what the README made."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "docs").symlink_to(ROOT / "docs")
+    for name in ("docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     # The log that docs/collect.md names is public; an excerpt of it stands in.
     shutil.copy(ROOT / "tests" / "cases" / "gsm8k_excerpt.jsonl", folder / "example_model_solutions.jsonl")
     samples.write(folder)

@@ -72,6 +72,12 @@ class HFSampler:
             self.model.train(was_training)
         return found
 
+    def stream(
+        self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams
+    ) -> Iterator[tuple[int, list[Sample]]]:
+        """Number and samples of each prompt."""
+        yield from enumerate(self.sample(prompts, n, params))
+
     def _jobs(self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams) -> list[_Job]:
         if n < 1:
             raise ConfigError(f"the number of samples a prompt must be at least 1, got {n}")

@@ -1,10 +1,10 @@
 """Samples as rows in the columns of a dataset: what an evaluation keeps, and a log that `collect` reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
@@ -58,9 +58,31 @@ def sample_rows(
     what the rows say of their time; the present if not given.
     """
     drawn = sampler.sample(task.prompts, n, params, progress=progress)
+    return rows_of(
+        drawn,
+        task,
+        params,
+        reward=reward,
+        policy=policy,
+        policy_version=policy_version,
+        sampled_at=sampled_at,
+    )
+
+
+def rows_of(
+    drawn: Sequence[Sequence[Sample]],
+    task: Task,
+    params: SamplingParams,
+    *,
+    reward: Reward | None = None,
+    policy: str | None = None,
+    policy_version: int | None = None,
+    sampled_at: datetime | None = None,
+) -> pa.Table:
+    """The rows of samples that were drawn for each prompt of the task, as `sample_rows` gives them."""
     samples = [sample for group in drawn for sample in group]
-    prompts = [p if isinstance(p, Prompt) else Prompt(p) for p in task.prompts for _ in range(n)]
-    columns = {name: [v for v in values for _ in range(n)] for name, values in task.columns.items()}
+    prompts = [p if isinstance(p, Prompt) else Prompt(p) for p, _ in _each(task.prompts, drawn)]
+    columns = {name: [v for v, _ in _each(values, drawn)] for name, values in task.columns.items()}
     judged = _judge(reward, samples, {"prompt": [p.text for p in prompts], **columns})
     values: dict[str, Any] = {
         "prompt": [p.text for p in prompts],
@@ -89,16 +111,36 @@ def sample_rows(
         for name, v in ((name, values[name]) for name in LOGGED)
     }
     arrays[REASON] = pa.array(judged.reasons, pa.string())
-    return pa.table(arrays | {name: pa.array(v) for name, v in columns.items()})
+    return pa.table(arrays | {name: _column(v) for name, v in columns.items()})
 
 
 def write_jsonl(rows: pa.Table, path: str | Path) -> None:
     """Write rows as a log in the dataset's own columns, one JSON object a line; nulls are left out."""
     with open(path, "wb") as file:
-        for batch in rows.to_batches(max_chunksize=4096):
-            for row in batch.to_pylist():
-                kept = {name: value for name, value in row.items() if value is not None}
-                file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z))
+        append_jsonl(rows, file)
+
+
+def append_jsonl(rows: pa.Table, file: BinaryIO) -> None:
+    """Write rows to a log that is open."""
+    for batch in rows.to_batches(max_chunksize=4096):
+        for row in batch.to_pylist():
+            kept = {name: value for name, value in row.items() if value is not None}
+            file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z))
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Values as Arrow has them, or as JSON where they are not of one type."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if v is None else orjson.dumps(v).decode() for v in values], pa.string())
+
+
+def _each(values: Sequence[Any], drawn: Sequence[Sequence[Sample]]) -> Iterator[tuple[Any, Sample]]:
+    """Each prompt's value with each of its samples."""
+    for value, group in zip(values, drawn, strict=True):
+        for sample in group:
+            yield value, sample
 
 
 def _judge(reward: Reward | None, samples: list[Sample], columns: Mapping[str, Sequence[Any]]) -> Judgement:

@@ -7,7 +7,7 @@ distribution that it was really drawn from.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -84,6 +84,12 @@ class Sampler(Protocol):
         progress: Progress | None = None,
     ) -> list[list[Sample]]:
         """`n` samples for each of `prompts`, in their order."""
+        ...
+
+    def stream(
+        self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams
+    ) -> Iterator[tuple[int, list[Sample]]]:
+        """Number and samples of each prompt, as it is finished."""
         ...
 
 

@@ -109,6 +109,8 @@ def _fit(
         with held(run.folder) if leads else nullcontext():
             if found is not None:
                 loop.restore(found)
+            else:
+                loop.begin()
             loop.drop_later_records()
             follows = tracking(config, run.folder, loop.step, tell) if leads else nullcontext(tell)
             with follows as loop.progress:
@@ -140,9 +142,10 @@ def _publish(run: Run, loop: Loop) -> int:
     step = loop.step
     if loop.stopped is not None:
         best = [int(loop.best["step"])] if loop.best else []
-        latest = [*best, *reversed(checkpoint.steps(root)), 0]
-        step = next(s for s in latest if s == 0 or checkpoint.verify(root / f"step-{s}") is None)
-    source = root / f"step-{step}" if step else None
+        first = run.first_step
+        latest = [*best, *reversed(checkpoint.steps(root)), first]
+        step = next(s for s in latest if s == first or checkpoint.verify(root / f"step-{s}") is None)
+    source = root / f"step-{step}" if step > run.first_step else run.continued
     lead(run.engine, partial(_copy, run, source, step))
     return step
 

@@ -47,6 +47,9 @@ class Run:
     source: StepSource
     heldout: HeldOut | None
     total_steps: int
+    continued: Path | None = None
+    """Checkpoint of another run that this one begins with, `first_step` updates after the start."""
+    first_step: int = 0
 
     @property
     def leads(self) -> bool:
@@ -60,7 +63,7 @@ class Loop:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run = run
         self.progress = progress
-        self.step = 0
+        self.step = run.first_step
         self.stopped: str | None = None
         self.best: dict[str, float] | None = None
         self.non_finite = NonFiniteGuard(run.config.max_skipped)
@@ -77,10 +80,15 @@ class Loop:
         self.non_finite.in_row, self.non_finite.total = state["skipped_in_row"], state["skipped"]
         self.run.engine.load(folder)
 
+    def begin(self) -> None:
+        """Take up the optimizer of the run that this one continues, if any; the policy has its weights."""
+        if self.run.continued is not None:
+            self.run.engine.load(self.run.continued)
+
     def drop_later_records(self) -> None:
         """Forget the records of steps that the checkpoint does not know: they are made again."""
         if self.run.leads:
-            self._metrics.drop_after(self.step if self.step else -1)
+            self._metrics.drop_after(self.step if self.step > self.run.first_step else -1)
             lineage.drop_after(self.run.folder / "lineage", self.step)
         self.run.engine.barrier()
 
@@ -90,8 +98,8 @@ class Loop:
             Prefetcher(self.run.source.read, self.run.total_steps) as reader,
             Interrupts(self._leaving) as interrupts,
         ):
-            if self.step == 0 and self.run.heldout is not None:
-                self._note({"step": 0, "heldout": self._measure(self.run.heldout)})
+            if self.step == self.run.first_step and self.run.heldout is not None:
+                self._note({"step": self.step, "heldout": self._measure(self.run.heldout)})
             while self.step < self.run.total_steps and self.stopped is None:
                 if self._any_asked(interrupts):
                     self._leave()
@@ -121,7 +129,11 @@ class Loop:
         run, config = self.run, self.run.config
         step = rows.step
         lr = learning_rate(
-            step, peak=config.lr, total=run.total_steps, warmup=config.warmup_steps, shape=config.schedule
+            step,
+            peak=config.lr,
+            total=config.schedule_steps or run.total_steps,
+            warmup=config.warmup_steps,
+            shape=config.schedule,
         )
         result = update(run.engine, run.policy, run.objective, rows, lr=lr)
         seconds = time.perf_counter() - began
@@ -145,7 +157,7 @@ class Loop:
             self._save(record)
 
     def _record(self, rows: StepRows, result: StepResult, lr: float) -> Record:
-        done = self.run.source.order.position((rows.step - 1) * self.run.source.groups_per_step + rows.groups)
+        done = self.run.source.position(rows.step - 1, rows.groups)
         epoch = done.epoch + done.ordinal / self.run.source.order.n_groups
         finite = np.isfinite(result.loss) and np.isfinite(result.grad_norm)
         return {
@@ -219,11 +231,10 @@ class Loop:
             policy.adapter.save(folder, base=self.run.config.model, facts=facts, state=state)
 
     def _state(self) -> dict[str, Any]:
-        source = self.run.source
         return {
             "step": self.step,
             "snapshot": self.run.snapshot.hash,
-            "position": asdict(source.order.position(self.step * source.groups_per_step)),
+            "position": asdict(self.run.source.position(self.step)),
             "best": self.best,
             "skipped": self.non_finite.total,
             "skipped_in_row": self.non_finite.in_row,

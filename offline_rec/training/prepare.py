@@ -49,6 +49,7 @@ def prepare(
     """
     plan = Plan.of(config)
     folder = Path(config.out)
+    continued = _continued(config)
     lead(engine, partial(check_folder, config, resume=resume))
     ds = data_tools.open(config.dataset)
     snapshot = Snapshot.read(folder) if resume else None
@@ -60,11 +61,11 @@ def prepare(
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
             progress(note("the dataset has grown; this run goes on with the rows that it began with"))
     lead(engine, partial(_check_memory, config, engine))
-    policy = _load(config, found, engine)
+    policy = _load(config, found or continued, engine)
     fits = partial(_check_memory, config, engine)
     if snapshot is None:
-        run = RunData(config, plan, ds, policy.tokenizer, policy.context, progress)
-        lead(engine, partial(write_run_data, run, policy, fits))
+        data = RunData(config, plan, ds, policy.tokenizer, policy.context, progress)
+        lead(engine, partial(write_run_data, data, policy, fits))
         snapshot = _written(folder)
     else:
         lead(engine, partial(fits, snapshot))
@@ -75,7 +76,8 @@ def prepare(
                 "start a new run with another --out",
             )
         lead(engine, partial(write_config, config))
-    return _assemble(config, plan, ds, policy=policy, snapshot=snapshot, engine=engine), found
+    run = _assemble(config, plan, ds, policy=policy, snapshot=snapshot, engine=engine)
+    return run, found
 
 
 def note(text: str) -> dict[str, Any]:
@@ -114,6 +116,27 @@ def _checkpoint(folder: Path, progress: Progress) -> Path | None:
     for problem in torn:
         progress(note(f"checkpoint skipped, {problem}"))
     return found
+
+
+def _continued(config: FitConfig) -> Path | None:
+    """The checkpoint of another run that this one begins with, whole."""
+    if config.continue_from is None:
+        return None
+    folder = Path(config.continue_from)
+    problem = checkpoint.verify(folder)
+    if problem is not None:
+        raise ConfigError(
+            f"continue_from={folder} is no whole checkpoint: {problem}", "name RUN/checkpoints/step-N"
+        )
+    return folder
+
+
+def _started(config: FitConfig) -> tuple[Path | None, int]:
+    """The checkpoint of another run that is continued, and its updates."""
+    if config.continue_from is None:
+        return None, 0
+    folder = Path(config.continue_from)
+    return folder, int(checkpoint.read_state(folder)["step"])
 
 
 def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
@@ -181,6 +204,7 @@ def _assemble(
     folder = Path(config.out)
     index = Index(folder / TRAIN)
     groups_per_step, steps, visits = length(config, index.n_groups)
+    continued, first = _started(config)
     source = StepSource(
         index=index,
         order=Order(
@@ -198,6 +222,7 @@ def _assemble(
         rank=engine.rank,
         world_size=engine.world_size,
         anchor=anchor,
+        first_step=first,
     )
     heldout = None
     if snapshot.holdout["groups"] and config.eval_every is not None:
@@ -210,4 +235,16 @@ def _assemble(
             logged=config.anchor == "behavior",
         )
     objective = Objective(plan.algorithm.name, plan.composition)
-    return Run(config, folder, snapshot, policy, objective, engine, source, heldout, steps)
+    return Run(
+        config=config,
+        folder=folder,
+        snapshot=snapshot,
+        policy=policy,
+        objective=objective,
+        engine=engine,
+        source=source,
+        heldout=heldout,
+        total_steps=first + steps,
+        continued=continued,
+        first_step=first,
+    )

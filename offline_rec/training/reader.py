@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offline_rec.data.index import Index
-from offline_rec.data.order import Ints, Order, imbalance, share_out
+from offline_rec.data.order import Ints, Order, Position, imbalance, share_out
 from offline_rec.data.packing import micro_batches
 from offline_rec.data.passes import Sharing, fill_of, plan_rows
 from offline_rec.data.rows import RowStore
@@ -31,11 +31,17 @@ class StepSource:
     rank: int
     world_size: int
     anchor: str | None
+    first_step: int = 0
+    """Updates before the run: those of the checkpoint that it continues."""
 
     def groups(self, step: int) -> Ints:
-        """The groups of step 1, 2, ...; the last one may have fewer."""
-        start = (step - 1) * self.groups_per_step
+        """The groups of a step, the first being `first_step` + 1; the last one may have fewer."""
+        start = (step - 1 - self.first_step) * self.groups_per_step
         return self.order.take(start, min(self.groups_per_step, self.n_groups - start))
+
+    def position(self, step: int, groups: int = 0) -> Position:
+        """Where the stream stands after a step, and so many groups."""
+        return self.order.position((step - self.first_step) * self.groups_per_step + groups)
 
     def read(self, step: int) -> StepRows:
         """This rank's rows of a step, cut into micro-batches."""

@@ -75,7 +75,7 @@ def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], N
             index=train.digest,
             left_out={reason: count for reason, count in train.left_out.items() if count},
             holdout={"rows": heldout.rows, "groups": heldout.groups},
-            model=policy.fingerprint(),
+            model=policy.fingerprint(merged=False),
             tokens_key=tokens.key,
             anchor_key=_anchor_key(run, policy, tokens),
             reference_key=_reference_key(run, policy, tokens),
@@ -105,7 +105,7 @@ def index_rows(
     run.progress({"event": "stage", "stage": "index", "done": 0, "total": None})
     admission = _admission(run, tokens, [batch_name(file) for file in files if is_rollouts(file)])
     train = _index(run, con, (plan.shaping, config.split), TRAIN, admission)
-    _check_signal(train, plan.shaping)
+    _check_signal(train, plan.shaping, may_be_flat=config.no_signal == "train")
     heldout = IndexCounts()
     if config.eval_every is not None and config.split == "train":
         heldout = _index(run, con, (plan.judging, "holdout"), HOLDOUT, admission, may_be_empty=True)
@@ -191,8 +191,8 @@ def _all_left_out(counts: IndexCounts) -> DataError | None:
     return DataError(f"no row is left to train on: {said}", way)
 
 
-def _check_signal(counts: IndexCounts, shaping: "Shaping") -> None:
-    if not counts.signal:
+def _check_signal(counts: IndexCounts, shaping: "Shaping", *, may_be_flat: bool) -> None:
+    if not counts.signal and not may_be_flat:
         raise DataError(
             f"there is nothing to learn: the advantage of all {counts.rows} rows is 0",
             "groups of one response need a baseline such as global; in all others the rewards are equal",

@@ -1,0 +1,1 @@
+"""Rounds of sampling and fitting: any regime from on-policy to offline."""

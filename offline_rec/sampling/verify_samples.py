@@ -1,0 +1,97 @@
+"""Were these responses drawn from the weights that they are said to be from? A plain forward pass tells.
+
+An engine that was told to load new weights may answer with the old ones, or with a mixture of both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from data_tools.errors import DataError
+from offline_rec.data.fingerprint import fingerprint
+from offline_rec.models.policy import Policy
+from offline_rec.sampling.hf_sampler import sampling_logprobs
+from offline_rec.sampling.sampler import Sample, SamplingParams
+
+COUNT = 8
+"""Responses that are scored again."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+COARSE = 0.05
+"""Mean difference of a token's log-prob, in nats, that rounding explains; COARSE in half precision."""
+
+
+class OtherWeights(DataError):
+    """Responses are not from the weights that they are said to be from."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared, and how far the log-probs were apart; `weights` is their fingerprint."""
+
+    responses: int
+    tokens: int
+    mean_difference: float
+    largest_difference: float
+    weights: str
+    tokenizer: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and text."""
+        return asdict(self)
+
+
+def verify_samples(
+    model: str | Path,
+    samples: Sequence[Sample],
+    params: SamplingParams,
+    *,
+    count: int = COUNT,
+    tolerance: float | None = None,
+) -> Verification:
+    """Score some of the samples by a forward pass of the model; OtherWeights unless they are from it.
+
+    A difference counts for at most 1: a token at the edge of top-p, in for one and out for the other, is no
+    proof of other weights.
+    """
+    policy = Policy.load(model)
+    limit = TOLERANCE.get(policy.model.dtype, COARSE) if tolerance is None else tolerance
+    if not samples:
+        raise DataError("there are no responses to verify")
+    places = np.unique(np.linspace(0, len(samples) - 1, count).round().astype(int))
+    differences = np.concatenate([_differences(policy, samples[place], params) for place in places])
+    mean = float(np.minimum(differences, 1.0).mean())
+    if not mean <= limit:
+        raise OtherWeights(
+            f"the responses are not from the weights in {model}: log-probs of {len(differences)} tokens "
+            f"differ by {mean:.3g} on average, {limit:g} is allowed",
+            "start the engine anew with that model; nothing was added",
+        )
+    return Verification(
+        responses=len(places),
+        tokens=len(differences),
+        mean_difference=mean,
+        largest_difference=float(differences.max()),
+        weights=policy.fingerprint(),
+        tokenizer=fingerprint(policy.tokenizer),
+    )
+
+
+@torch.inference_mode()
+def _differences(policy: Policy, sample: Sample, params: SamplingParams) -> NDArray[np.float64]:
+    """How far each token's log-prob is from that of a forward pass, in nats."""
+    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=policy.device)
+    if int(ids.max()) >= policy.vocabulary:
+        raise OtherWeights(
+            f"the engine gave token {int(ids.max())}, the model has {policy.vocabulary}",
+            "the engine serves a model with another tokenizer",
+        )
+    logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]
+    logprobs = sampling_logprobs(logits, params).gather(1, ids[0, len(sample.prompt_ids) :, None])[:, 0]
+    found: NDArray[np.float64] = np.abs(logprobs.double().cpu().numpy() - np.asarray(sample.logprobs))
+    return np.where(np.isnan(found), np.inf, found)
