@@ -178,7 +178,7 @@ def test_frequencies_of_whole_responses_match_their_probabilities(
 
 def responses(model: Any, tokenizer: Any, params: SamplingParams) -> dict[tuple[int, ...], float]:
     """Every response that can be drawn, with its probability."""
-    (prompt,) = HFSampler(model, tokenizer).encode(["ab"])
+    (prompt,) = HFSampler(model, tokenizer).reader.encode(["ab"])
     found: dict[tuple[int, ...], float] = {}
     growing: dict[tuple[int, ...], float] = {(): 1.0}
     while growing:
@@ -236,7 +236,7 @@ def test_noise_is_uniform_and_differs_between_samples_prompts_and_seeds() -> Non
 def test_chats_go_through_the_template_and_ids_stay_as_they_are(model: Any, tokenizer: Any) -> None:
     sampler = HFSampler(model, tokenizer)
     chat = '[{"role": "user", "content": "1+1"}]'
-    ids = sampler.encode([chat])[0]
+    ids = sampler.reader.encode([chat])[0]
     assert tokenizer.decode(ids) == "<user>1+1</><assistant>"
     (by_chat,), (by_ids,) = sampler.sample([chat, Prompt("?", ids=ids)], 1, PARAMS)
     assert by_chat.prompt_ids == by_ids.prompt_ids == ids
