@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.data.encoding import Encoder
 from offline_rec.models.loading import load_model
 from offline_rec.sampling.prompts import PromptReader, Request
 from offline_rec.sampling.sampler import Noise, Prompt, Sample, Sampler, SamplingParams
+from offline_rec.sampling.vocabulary import Vocabulary
 
 COMPACT_BELOW = 0.75
 """Share of sequences still running below which the ended ones are taken out of the cache, a copy of it."""
@@ -35,12 +35,9 @@ class HFSampler(Sampler):
         if max_sequences < 1:
             raise ConfigError(f"max_sequences must be at least 1, got {max_sequences}")
         self.model = model
-        self.tokenizer = tokenizer
         self.max_sequences = max_sequences
-        self.stop_ids = stop_ids(model, tokenizer)
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.reader = PromptReader(Encoder(tokenizer), context, vocabulary)
+        self.vocabulary = Vocabulary.of(model, tokenizer)
+        self.reader = PromptReader(self.vocabulary, self.vocabulary.context)
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
@@ -103,18 +100,15 @@ class HFSampler(Sampler):
         ids, logprobs, lengths = self._decode(batch, noise, params)
         responses = [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
         scores = [row[:length] for row, length in zip(logprobs.tolist(), lengths.tolist(), strict=True)]
-        texts = iter(self.tokenizer.batch_decode(responses, skip_special_tokens=True))
+        texts = iter(self.vocabulary.texts(responses))
         drawn = zip(responses, scores, strict=True)
         return [
             [
-                Sample(job.ids, response, score, self._reason(response), next(texts))
+                Sample(job.ids, response, score, self.vocabulary.finish_reason(response), next(texts))
                 for _, (response, score) in zip(job.keys, drawn, strict=False)
             ]
             for job in batch
         ]
-
-    def _reason(self, response: list[int]) -> str:
-        return "stop" if response[-1] in self.stop_ids else "length"
 
     def _decode(
         self, batch: list[Request], noise: Tensor, params: SamplingParams
@@ -124,7 +118,7 @@ class HFSampler(Sampler):
         ids = torch.zeros_like(noise, dtype=torch.long)
         logprobs = torch.zeros_like(noise, dtype=torch.float32)
         lengths = torch.zeros(len(noise), dtype=torch.long, device=noise.device)
-        stop = torch.tensor(sorted(self.stop_ids), device=noise.device)
+        stop = torch.tensor(sorted(self.vocabulary.stop_ids), device=noise.device)
         at = torch.arange(len(noise), device=noise.device)  # the sequence that each row of the batch holds
         for step in range(params.max_tokens):
             token, logprob = draw(logits, noise[at, step], params)
@@ -169,13 +163,6 @@ class HFSampler(Sampler):
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(**inputs, use_cache=True)
         return out.logits[:, -1], out.past_key_values
-
-
-def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: those of the generation config and the tokenizer's; may be none."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [*named] if isinstance(named, list | tuple) else [named]
-    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 def sampling_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -1,11 +1,12 @@
-"""Prompts as an engine gets them: token ids, checked against what the model can take, and a noise for each."""
+"""Prompts as an engine gets them: token ids, within what the model can take, and a noise for each."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.data.encoding import UNUSABLE, Encoder, TextRow
+from offline_rec.data.encoding import UNUSABLE, TextRow
 from offline_rec.sampling.sampler import Noise, Prompt, SamplingParams
+from offline_rec.sampling.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,16 @@ class Request:
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Prompts to requests with one tokenizer, for a model of `vocabulary` ids and `context` positions.
+    """Prompts to requests to an engine that takes `context` tokens in all, None for any number."""
 
-    None where a bound is not known.
-    """
-
-    encoder: Encoder
+    vocabulary: Vocabulary
     context: int | None
-    vocabulary: int | None
 
     def encode(self, prompts: Sequence[str | Prompt]) -> list[list[int]]:
         """Token ids of prompts, as responses that were logged as text get theirs; DataError names the first
         prompt that has none."""
         given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
-        made = self.encoder.encode([TextRow(p.text, p.tools, "", None, "length") for p in given])
+        made = self.vocabulary.encoder.encode([TextRow(p.text, p.tools, "", None, "length") for p in given])
         ids: list[list[int]] = []
         for number, (prompt, encoded) in enumerate(zip(given, made, strict=True)):
             if prompt.ids is not None and len(prompt.ids):
@@ -69,8 +66,8 @@ class PromptReader:
                 f"than the {self.context} positions of the model",
                 "lower max_tokens or leave the prompt out",
             )
-        if self.vocabulary is not None and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+        if not 0 <= min(ids) <= max(ids) < self.vocabulary.size:
             raise DataError(
-                f"prompt {number} has token ids outside the model's vocabulary of {self.vocabulary}",
+                f"prompt {number} has token ids outside the model's vocabulary of {self.vocabulary.size}",
                 "its ids are of another tokenizer: give the prompt as text",
             )
