@@ -49,10 +49,16 @@ def model(
 
 
 def save(
-    directory: Path, *, seed: int = 0, std: float = 0.2, tied: bool = False, head_dim: int = 8
+    directory: Path,
+    *,
+    seed: int = 0,
+    std: float = 0.2,
+    tied: bool = False,
+    head_dim: int = 8,
+    alphabet: str | None = None,
 ) -> Path:
     """A model directory as `rec fit --model` takes it."""
-    fast = tokenizer()
+    fast = tokenizer() if alphabet is None else tokenizer(alphabet)
     model(len(fast), seed=seed, std=std, tied=tied, head_dim=head_dim).save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory

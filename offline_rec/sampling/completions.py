@@ -45,15 +45,6 @@ def read_choice(
         raise DataError(
             "the server took other prompt ids than it was sent", "its tokenizer is not that of the model"
         )
-    if not all(isinstance(i, int) and 0 <= i < vocabulary.size for i in ids):
-        raise DataError(
-            f"the server gives token ids outside the model's vocabulary of {vocabulary.size}",
-            "it serves another model",
-        )
-    if vocabulary.finish_reason(ids) != choice["finish_reason"]:
-        raise DataError(
-            f"a response is said to end by {choice['finish_reason']!r}, but its last token is {ids[-1]}",
-            f"the server ends responses at other tokens than the model's {sorted(vocabulary.stop_ids)}",
-        )
+    vocabulary.check(ids, choice["finish_reason"])
     # Rounding may put the log-prob of a certain token above 0.
     return ids, [0.0 if params.temperature == 0 else min(float(x), 0.0) for x in logprobs]

@@ -1,7 +1,8 @@
 """A command that ends with whoever asked for it: `python keeper.py COMMAND...`.
 
-The command runs in a session of its own, for as long as the standard input of this process is open. When that
-closes, as it does when the other side dies in any way, the whole session is ended. Needs nothing but Python.
+The command runs in a process group of its own, for as long as the standard input of this process is open.
+When that closes, as it does when the other side dies in any way, the whole group is ended. Needs nothing but
+Python.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ GRACE = 15.0
 
 def keep(command: Sequence[str]) -> int:
     """Run the command to its end, or to that of standard input; its exit code."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     threading.Thread(target=_end_with_input, args=(child.pid,), daemon=True).start()
     code = child.wait()
     # What it has started may outlive it.

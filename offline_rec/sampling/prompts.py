@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.data.encoding import UNUSABLE, TextRow
-from offline_rec.sampling.sampler import Noise, Prompt, SamplingParams
+from offline_rec.sampling.sampler import Noise, Prompt, Sample, SamplingParams
 from offline_rec.sampling.vocabulary import Vocabulary
 
 
@@ -21,6 +21,19 @@ class Request:
     def seed(self) -> int:
         """A seed for engines that make their own noise; sample i of the request may add i to it."""
         return int.from_bytes(self.keys[0][:8], "little") >> 2
+
+    def draws(self, params: SamplingParams) -> int:
+        """How many samples an engine has to draw: greedy ones are all the same, and vLLM gives one."""
+        return len(self.keys) if params.temperature else 1
+
+    def samples(self, drawn: Sequence[tuple[list[int], list[float]]], vocabulary: Vocabulary) -> list[Sample]:
+        """A sample for each key, from the ids and log-probs that were drawn."""
+        texts = vocabulary.texts([ids for ids, _ in drawn])
+        made = [
+            Sample(self.ids, ids, logprobs, vocabulary.finish_reason(ids), text)
+            for (ids, logprobs), text in zip(drawn, texts, strict=True)
+        ]
+        return made * (len(self.keys) // len(drawn))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class ServerSampler(Sampler):
         return {
             "model": self.answers.model,
             "prompt": request.ids,
-            "n": len(request.keys),
+            "n": request.draws(params),
             **({"seed": request.seed} if self.connection.seeded and self.answers.seeds else {}),
             **settings(params, self.vocabulary.stop_ids),
         }
@@ -77,14 +77,11 @@ class ServerSampler(Sampler):
     def read(self, body: Any, request: Request, params: SamplingParams) -> list[Sample]:
         """The samples in an answer, in the order of their numbers; Malformed if there are not all of them."""
         choices = sorted(body["choices"], key=lambda choice: choice["index"])
-        if [choice["index"] for choice in choices] != list(range(len(request.keys))):
-            raise Malformed(f"{len(choices)} choices for n = {len(request.keys)}")
+        n = request.draws(params)
+        if [choice["index"] for choice in choices] != list(range(n)):
+            raise Malformed(f"{len(choices)} choices for n = {n}")
         drawn = [read_choice(choice, request.ids, self.vocabulary, params) for choice in choices]
-        texts = self.vocabulary.texts([ids for ids, _ in drawn])
-        return [
-            Sample(request.ids, ids, logprobs, self.vocabulary.finish_reason(ids), text)
-            for (ids, logprobs), text in zip(drawn, texts, strict=True)
-        ]
+        return request.samples(drawn, self.vocabulary)
 
 
 class _Work:

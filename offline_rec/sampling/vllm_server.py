@@ -37,7 +37,7 @@ NAME = "policy"
 """What the model is called on a server of one's own."""
 
 TAIL_LINES = 12
-CAUSE = re.compile(r"\w+(Error|Exception): .*")
+CAUSE = re.compile(r"(?:^|\] )(\w+(?:Error|Exception): .*)")
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,14 @@ class VLLMServer:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """The process that keeps the server, in whose session all of it runs; None while there is none."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process and wait until it answers; RecError with the end of its log if it does not."""
-        environment = {**os.environ, **_environment(self.settings)}
-        if self.settings.python != sys.executable:
-            environment.pop("PYTHONPATH", None)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, keeper.__file__, *self.command()],
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the one who started it, who then stops it
-            )
-        except OSError as error:
-            raise RecError(f"{self.settings.python} does not start: {error}") from error
+        self.start_process()
         end = time.monotonic() + self.settings.wait
         while not self._healthy():
             self.check()
@@ -94,6 +86,21 @@ class VLLMServer:
                 self.stop()
                 raise self._failed(f"is not ready after {self.settings.wait:.0f} s")
             time.sleep(0.2)
+
+    def start_process(self) -> None:
+        """Start the process, which answers only later."""
+        environment = {**os.environ, **_environment(self.settings)}
+        if self.settings.python != sys.executable:
+            environment.pop("PYTHONPATH", None)
+        self._log.truncate(0)
+        self._process = subprocess.Popen(
+            [sys.executable, keeper.__file__, *self.command()],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the one who started it, who then stops it
+        )
 
     def stop(self) -> None:
         """End the process and all that it started."""
@@ -170,7 +177,7 @@ class VLLMServer:
     def _failed(self, how: str) -> RecError:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - (1 << 16)))
         lines = self._log.read().decode("utf-8", "replace").splitlines()
-        cause = next((found[0] for line in lines if (found := CAUSE.search(line))), "")
+        cause = next((found[1] for line in lines if (found := CAUSE.search(line))), "")
         what = f"the vLLM server of {self.model} {how}{': ' if cause else ''}{cause}"
         told = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
         return RecError(what, f"its log ends with:\n{told}" if told else "")

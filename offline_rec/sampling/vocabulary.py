@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data_tools.errors import DataError
 from offline_rec.data.encoding import Encoder
 from offline_rec.models.adapters import base_of, is_adapter
 from offline_rec.models.loading import load_tokenizer
@@ -63,6 +64,19 @@ class Vocabulary:
     def finish_reason(self, response_ids: Sequence[int]) -> str:
         """`stop` where the last token ends a response, else `length`."""
         return "stop" if response_ids[-1] in self.stop_ids else "length"
+
+    def check(self, response_ids: Sequence[int], finish_reason: str | None) -> None:
+        """Raise DataError for a response that an engine cannot have drawn from the model as it is here."""
+        if not 0 <= min(response_ids) <= max(response_ids) < self.size:
+            raise DataError(
+                f"the engine gives token ids outside the model's vocabulary of {self.size}",
+                "it serves another model",
+            )
+        if self.finish_reason(response_ids) != finish_reason:
+            raise DataError(
+                f"a response is said to end by {finish_reason!r}, but its last token is {response_ids[-1]}",
+                f"the engine ends responses at other tokens than the model's {sorted(self.stop_ids)}",
+            )
 
 
 def stop_ids(named: Any, tokenizer: Any) -> frozenset[int]:

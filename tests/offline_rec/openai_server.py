@@ -131,6 +131,8 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
                 told = server.behave(number, body)
                 if told is not None:
                     return self.send(*told)
+                if body["temperature"] == 0 and body.get("n", 1) > 1:
+                    return self.send(400, {}, "n must be 1 when using greedy sampling")
                 self.send(200, {}, json.dumps(server.complete(body)))
                 server.answered += 1
             except (BrokenPipeError, ConnectionResetError):
