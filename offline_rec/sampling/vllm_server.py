@@ -89,9 +89,7 @@ class VLLMServer:
 
     def start_process(self) -> None:
         """Start the process, which answers only later."""
-        environment = {**os.environ, **_environment(self.settings)}
-        if self.settings.python != sys.executable:
-            environment.pop("PYTHONPATH", None)
+        environment = _environment(self.settings)
         self._log.truncate(0)
         self._process = subprocess.Popen(
             [sys.executable, keeper.__file__, *self.command()],
@@ -228,7 +226,12 @@ def launch(
 def _environment(settings: LaunchSettings) -> dict[str, str]:
     """Variables of the server: nothing is fetched or told to anybody, and weights can be reloaded."""
     own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    return {**own, **settings.environment}
+    # What vLLM in this process was told, or the modules of this environment, are nothing to another one.
+    left = {"VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_DIST_IDENT"}
+    if settings.python != sys.executable:
+        left.add("PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if name not in left}
+    return {**kept, **own, **settings.environment}
 
 
 def _free_port() -> int:
