@@ -74,6 +74,8 @@ def open_sampler(
     """
     chosen = settings or SamplerSettings()
     opened = {"hf": _open_hf, "vllm": _open_vllm, "server": _open_server}[chosen.engine]
+    if chosen.engine == "vllm" or chosen.launch:
+        _demand_whole(Path(model))
     return opened(Path(model), chosen)
 
 
@@ -129,6 +131,16 @@ def _open_server(model: Path, settings: SamplerSettings) -> "Iterator[Sampler]":
     with launch(model, started, _connection(settings)) as launched:
         _verify(launched, model, settings)
         yield launched
+
+
+def _demand_whole(model: Path) -> None:
+    from offline_rec.models.adapters import is_adapter
+
+    if is_adapter(model):
+        raise ConfigError(
+            f"{model} holds an adapter, and vLLM is given whole models",
+            "name the directory model/ of the run, into which it was merged, or use --engine hf",
+        )
 
 
 def _connection(settings: SamplerSettings) -> "Connection":

@@ -29,6 +29,8 @@ class FakeServer:
     behave: Behaviour = lambda number, body: None
     ids: bool = True
     shared_seeds: bool = False
+    control: Callable[[str, Any], Any] | None = None
+    port: int = 0
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     answered: int = 0
@@ -115,13 +117,18 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
             pass
 
         def do_GET(self) -> None:
+            if self.path == "/health":
+                return self.send(200, {}, "")
             if self.path != "/v1/models":
                 return self.send(404, {}, "not found")
             card = {"id": "policy", "max_model_len": 512}
             return self.send(200, {}, json.dumps({"data": [card]}))
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.loads(data) if data else None
+            if self.path != "/v1/completions" and server.control is not None:
+                return self.send(*server.control(self.path, body))
             with server.lock:
                 number = len(server.requests)
                 server.requests.append(body)
@@ -151,7 +158,7 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
             self.wfile.write(data)
             self.close_connection = status == 0
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", server.port), Handler)
     httpd.daemon_threads = True
     server.url = f"http://127.0.0.1:{httpd.server_address[1]}"
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

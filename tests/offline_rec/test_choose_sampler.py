@@ -14,7 +14,6 @@ from offline_rec.sampling.choose import SamplerSettings, as_keywords, open_sampl
 from offline_rec.sampling.hf_sampler import HFSampler
 from offline_rec.sampling.sampler import SamplingParams
 from offline_rec.sampling.verify import has_own_head, verify
-from offline_rec.sampling.vllm_server import LaunchSettings, VLLMServer
 from offline_rec.sampling.vocabulary import Vocabulary
 from tests import tiny
 from tests.offline_rec.openai_server import FakeServer, serving
@@ -94,6 +93,13 @@ def test_without_vllm_the_error_names_the_extra(directory: Path, monkeypatch: py
         pass
 
 
+def test_vllm_is_not_given_an_adapter(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for settings in (SamplerSettings("vllm"), SamplerSettings("server", launch=True)):
+        with pytest.raises(ConfigError, match="holds an adapter"):
+            open_sampler(tmp_path, settings)
+
+
 def test_arguments_of_a_command_line_become_those_of_a_function() -> None:
     given = "--max-num-seqs 32 --enforce-eager --gpu-memory-utilization=0.5 --quantization fp8"
     assert as_keywords(given.split()) == {
@@ -104,27 +110,6 @@ def test_arguments_of_a_command_line_become_those_of_a_function() -> None:
     }
     with pytest.raises(ConfigError, match="'32' is no argument"):
         as_keywords(("32",))
-
-
-def test_a_server_without_vllm_says_so_and_leaves_nothing(directory: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"raise ImportError('no vllm here')\"\n")
-    python.chmod(0o755)
-    server = VLLMServer(directory, LaunchSettings(str(python)))
-    with pytest.raises(RecError, match="has ended with exit code 1: ImportError: no vllm here"):
-        server.start()
-    server.close()
-    assert server.pid is None
-
-
-def test_a_server_that_is_never_ready_is_given_up(directory: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
-    python.chmod(0o755)
-    server = VLLMServer(directory, LaunchSettings(str(python), wait=1))
-    with pytest.raises(RecError, match="is not ready after 1 s"):
-        server.start()
-    server.close()
 
 
 def test_a_head_that_is_tied_is_told_from_one_of_its_own(directory: Path, tmp_path: Path) -> None:

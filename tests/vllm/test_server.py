@@ -23,6 +23,7 @@ from offline_rec.sampling.vllm_server import LaunchSettings, launch
 from tests import tiny
 from tests.offline_rec.drawn import assert_drawn_from, by_plain_forward
 from tests.offline_rec.openai_server import wait_until
+from tests.offline_rec.sessions import processes
 from tests.vllm.conftest import ARGUMENTS
 
 pytestmark = pytest.mark.vllm
@@ -122,20 +123,6 @@ def test_a_tied_head_that_would_keep_its_old_weights_is_found_and_the_server_res
     assert sampler.server.pid != before
     assert not processes(before)
     assert verify(sampler, new).largest < 1e-4
-
-
-def processes(session: int) -> list[tuple[int, str]]:
-    """Number and name of what still runs in a session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().partition(") ")
-        except OSError:
-            continue
-        state, _, _, its_session, *_ = rest.split()
-        if int(its_session) == session and state != "Z":
-            found.append((int(stat.parent.name), name))
-    return found
 
 
 def test_a_server_that_dies_is_named_and_what_was_finished_is_given(sampler: Any) -> None:
