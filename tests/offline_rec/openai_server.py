@@ -55,12 +55,12 @@ class FakeServer:
         rows = torch.tensor([prompt] * n)
         given, tops = [], []
         with self.lock:
-            if "seed" in body:
-                torch.manual_seed(body["seed"])
+            noise = torch.Generator()
+            noise.manual_seed(body["seed"]) if "seed" in body else noise.seed()
             for _ in range(body["max_tokens"]):
                 logits = self.model(rows, use_cache=False).logits[:, -1].float()
                 processed, shown = self._distributions(logits, body)
-                token = torch.multinomial(processed.exp(), 1)
+                token = torch.multinomial(processed.exp(), 1, generator=noise)
                 if self.shared_seeds:
                     token = token[:1].expand(n, 1)
                 given.append(shown.gather(1, token)[:, 0].tolist())
