@@ -79,7 +79,13 @@ def test_frequencies_of_whole_responses_match_their_probabilities(changes: dict[
 
 
 def test_prompts_come_in_any_order_and_results_in_theirs(server: FakeServer) -> None:
-    server.behave = lambda number, body: time.sleep(0.2 if number == PROBES else 0)
+    first = server.tokenizer(PROMPTS[0])["input_ids"]
+
+    def behave(number: int, body: Any) -> None:
+        if body["prompt"] == first:
+            wait_until(lambda: server.answered >= PROBES + 5)
+
+    server.behave = behave
     order = []
     sampler = sampler_of(server, concurrency=3)
     for number, samples in sampler.stream(PROMPTS, 2, PARAMS):
@@ -130,8 +136,9 @@ def test_requests_leave_nothing_to_the_defaults_of_the_server(server: FakeServer
 
 
 def test_no_more_requests_than_asked_for_run_at_once(server: FakeServer) -> None:
-    server.behave = lambda number, body: time.sleep(0.05)
-    sampler_of(server, concurrency=3).sample(PROMPTS, 1, PARAMS)
+    sampler = sampler_of(server, concurrency=3)
+    server.behave = lambda number, body: wait_until(lambda: server.busiest >= 3) and time.sleep(0.05)
+    sampler.sample(PROMPTS, 1, PARAMS)
     assert server.busiest == 3
 
 
@@ -231,7 +238,7 @@ def test_another_server_takes_over_from_one_that_dies(model: Any, tokenizer: Any
         sampler = sampler_of(first, second, concurrency=2)
         first.behave = lambda number, body: CUT
         assert all(len(group) == 2 for group in sampler.sample(PROMPTS, 2, PARAMS))
-        assert second.answered == PROBES + len(PROMPTS)
+        assert wait_until(lambda: second.answered == PROBES + len(PROMPTS))
 
 
 def test_load_is_shared_by_servers(model: Any, tokenizer: Any) -> None:
