@@ -42,14 +42,14 @@ class VLLMSampler(Sampler):
 
     def _start(self, model: str | Path) -> None:
         kind = _import_vllm().LLM
+        # On a CPU a seeded request whose prompt is computed in parts ends vLLM 0.32: "does not use offset".
+        on_cpu = {} if torch.cuda.is_available() else {"enforce_eager": True, "enable_chunked_prefill": False}
         self._llm = kind(
             model=str(model),
             dtype=self.precision,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # the settings of a call hold, and no others
-            enforce_eager=not torch.cuda.is_available(),
-            disable_log_stats=True,
-            **self._arguments,
+            **{"disable_log_stats": True, **on_cpu, **self._arguments},
         )
         self.reader = PromptReader(self.vocabulary, self._llm.llm_engine.model_config.max_model_len)
 

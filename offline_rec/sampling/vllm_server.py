@@ -152,10 +152,11 @@ class VLLMServer:
         if self.settings.max_model_len is not None:
             own["--max-model-len"] = self.settings.max_model_len
         options = [str(part) for pair in own.items() for part in pair]
-        eager = [] if torch.cuda.is_available() else ["--enforce-eager"]
+        # On a CPU a seeded request whose prompt is computed in parts ends vLLM 0.32: "does not use offset".
+        on_cpu = [] if torch.cuda.is_available() else ["--enforce-eager", "--no-enable-chunked-prefill"]
         module = ["-m", "vllm.entrypoints.openai.api_server"]
         quiet = ["--disable-uvicorn-access-log"]
-        return [self.settings.python, *module, *options, *quiet, *eager, *self.settings.arguments]
+        return [self.settings.python, *module, *options, *quiet, *on_cpu, *self.settings.arguments]
 
     def _healthy(self) -> bool:
         try:

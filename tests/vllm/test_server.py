@@ -72,6 +72,12 @@ def test_frequencies_of_whole_responses_match_their_probabilities(
     assert_drawn_from(policy.model, list(itertools.chain(*groups)), params)
 
 
+def test_more_tokens_of_prompts_than_are_computed_at_once_are_no_trouble(sampler: Any) -> None:
+    prompts = [("abc" * 80)[: 200 + i % 7] + "abc"[i % 3] for i in range(150)]
+    groups = sampler.sample(prompts, 2, replace(PARAMS, max_tokens=3))
+    assert [len(group) for group in groups] == [2] * 150
+
+
 def test_the_same_seed_gives_the_same_samples_also_beside_others(sampler: Any) -> None:
     whole = sampler.sample(PROMPTS, 4, PARAMS)
     part = dict(sampler.stream(PROMPTS, 4, PARAMS, skip={0, 2}))
