@@ -1,7 +1,9 @@
 """Options that several commands share, each defined once."""
 
+import shlex
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +45,94 @@ model_option = click.option(
 )
 
 where_option = click.option("--where", metavar="SQL", help="Rows to use, as a condition over `rollouts`.")
+
+
+SAMPLER_OPTIONS = (
+    click.option(
+        "--engine",
+        type=click.Choice(["hf", "vllm", "server"]),
+        help="What samples: transformers or vLLM in this process, or a server. [default: server where one is "
+        "named or launched, else hf]",
+    ),
+    click.option(
+        "--url", "urls", multiple=True, metavar="URL", help="An OpenAI-compatible server; may be repeated."
+    ),
+    click.option("--launch-vllm", "launch", is_flag=True, help="Start a vLLM server for this, and end it."),
+    click.option(
+        "--vllm-python",
+        "python",
+        metavar="PATH",
+        help="The Python of the environment that has vLLM. [default: this one]",
+    ),
+    click.option(
+        "--vllm-args",
+        "arguments",
+        metavar="ARGS",
+        default="",
+        help="Arguments of vLLM, as on its command line.",
+    ),
+    click.option(
+        "--served-model", metavar="NAME", help="The model's name on the servers, if they have several."
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(min=1),
+        help="Requests that each server is given at once; with hf, responses.",
+    ),
+    click.option(
+        "--dtype",
+        default="auto",
+        show_default=True,
+        help="Type of the weights; auto: bfloat16 on a GPU, float32 on a CPU.",
+    ),
+    click.option(
+        "--max-model-len", type=click.IntRange(min=1), help="Tokens of prompt and response for vLLM."
+    ),
+    click.option(
+        "--seeded/--unseeded", default=True, help="Draw what can be drawn again; without, GPUs are faster."
+    ),
+    click.option(
+        "--verify/--no-verify",
+        default=True,
+        help="Compare the engine's log-probs with a forward pass of the model first.",
+    ),
+    click.option(
+        "-n", "n", type=click.IntRange(min=1), default=8, show_default=True, help="Samples a prompt."
+    ),
+    click.option("--temperature", type=float, default=1.0, show_default=True, help="0 is greedy."),
+    click.option("--top-p", type=float, default=1.0, show_default=True),
+    click.option("--top-k", type=int, default=0, show_default=True, help="0 keeps all tokens."),
+    click.option(
+        "--max-tokens", type=int, default=256, show_default=True, help="Longest response, its end included."
+    ),
+    click.option(
+        "--sampling-seed", "seed", type=int, default=0, show_default=True, help="Seed of the samples."
+    ),
+)
+
+
+def sampler_options(function: F) -> F:
+    """Options of sampling, as `sampler` (SamplerSettings), `params` (SamplingParams) and `n`."""
+
+    @wraps(function)
+    def collected(**given: Any) -> Any:
+        from offline_rec.sampling.choose import SamplerSettings
+        from offline_rec.sampling.sampler import SamplingParams
+
+        params = {name: given.pop(name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")}
+        names = ("engine", "urls", "launch", "python", "arguments", "served_model", "concurrency", "dtype")
+        settings = {name: given.pop(name) for name in (*names, "max_model_len", "seeded", "verify")}
+        settings["engine"] = settings["engine"] or (
+            "server" if settings["urls"] or settings["launch"] else "hf"
+        )
+        settings["arguments"] = tuple(shlex.split(settings["arguments"]))
+        return function(sampler=SamplerSettings(**settings), params=SamplingParams(**params), **given)
+
+    decorated: Any = collected
+    for option in reversed(SAMPLER_OPTIONS):
+        decorated = option(decorated)
+    decorated_function: F = decorated
+    return decorated_function
 
 
 def key_value(text: str, option: str) -> tuple[str, str]:

@@ -25,7 +25,9 @@ def tokenizer(alphabet: str = "".join(chr(c) for c in range(32, 127)) + "\n") ->
     return fast
 
 
-def model(vocab_size: int, *, seed: int = 0, std: float = 0.2, tied: bool = False) -> LlamaForCausalLM:
+def model(
+    vocab_size: int, *, seed: int = 0, std: float = 0.2, tied: bool = False, head_dim: int = 8
+) -> LlamaForCausalLM:
     """Two layers of width 32; a large `std` makes differences between token sequences visible."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -35,6 +37,7 @@ def model(vocab_size: int, *, seed: int = 0, std: float = 0.2, tied: bool = Fals
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         initializer_range=std,
         pad_token_id=0,
@@ -45,9 +48,17 @@ def model(vocab_size: int, *, seed: int = 0, std: float = 0.2, tied: bool = Fals
     return LlamaForCausalLM(config).eval()
 
 
-def save(directory: Path, *, seed: int = 0, std: float = 0.2, tied: bool = False) -> Path:
+def save(
+    directory: Path,
+    *,
+    seed: int = 0,
+    std: float = 0.2,
+    tied: bool = False,
+    head_dim: int = 8,
+    alphabet: str | None = None,
+) -> Path:
     """A model directory as `rec fit --model` takes it."""
-    fast = tokenizer()
-    model(len(fast), seed=seed, std=std, tied=tied).save_pretrained(directory)
+    fast = tokenizer() if alphabet is None else tokenizer(alphabet)
+    model(len(fast), seed=seed, std=std, tied=tied, head_dim=head_dim).save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory

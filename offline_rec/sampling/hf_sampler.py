@@ -5,8 +5,9 @@ through the key-value cache; sequences that have ended leave the batch.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,16 @@ import torch
 from torch import Tensor
 
 from data_tools.errors import ConfigError, DataError
-from offline_rec.data.encoding import UNUSABLE, Encoder, TextRow
-from offline_rec.sampling.sampler import Noise, Progress, Prompt, Sample, SamplingParams
+from offline_rec.models.loading import load_model
+from offline_rec.sampling.prompts import PromptReader, Request
+from offline_rec.sampling.sampler import Noise, Prompt, Sample, Sampler, SamplingParams
+from offline_rec.sampling.vocabulary import Vocabulary
 
 COMPACT_BELOW = 0.75
 """Share of sequences still running below which the ended ones are taken out of the cache, a copy of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Samples of one prompt that are drawn in one batch."""
-
-    prompt: int
-    ids: list[int]
-    keys: list[bytes]
-
-
-class HFSampler:
+class HFSampler(Sampler):
     """Samples `model` with `tokenizer`; at most `max_sequences` run at a time.
 
     The result does not depend on `max_sequences` beyond the rounding of the model's scores. Raises DataError
@@ -41,80 +35,41 @@ class HFSampler:
         if max_sequences < 1:
             raise ConfigError(f"max_sequences must be at least 1, got {max_sequences}")
         self.model = model
-        self.tokenizer = tokenizer
         self.max_sequences = max_sequences
-        self.stop_ids = stop_ids(model, tokenizer)
-        self.encoder = Encoder(tokenizer)
+        self.vocabulary = Vocabulary.of(model, tokenizer)
+        self.reader = PromptReader(self.vocabulary, self.vocabulary.context)
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
-    @torch.inference_mode()
-    def sample(
+    def stream(
         self,
         prompts: Sequence[str | Prompt],
         n: int,
         params: SamplingParams,
         *,
-        progress: Progress | None = None,
-    ) -> list[list[Sample]]:
-        """`n` samples for each of `prompts`, in their order."""
-        found: list[list[Sample]] = [[] for _ in prompts]
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            for batch in self._batches(self._jobs(prompts, n, params)):
-                for job, samples in zip(batch, self._run(batch, params), strict=True):
-                    found[job.prompt] += samples
-                if progress is not None:
-                    progress(sum(len(job.keys) for job in batch))
-        finally:
-            self.model.train(was_training)
-        return found
-
-    def stream(
-        self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams
+        skip: Container[int] = (),
     ) -> Iterator[tuple[int, list[Sample]]]:
-        """Number and samples of each prompt."""
-        yield from enumerate(self.sample(prompts, n, params))
+        """The number of each prompt with its `n` samples, batch after batch, short prompts first."""
+        found: dict[int, list[Sample]] = {}
+        for batch in self._batches(self.reader.requests(prompts, n, params, skip)):
+            for job, samples in zip(batch, self._run(batch, params), strict=True):
+                drawn = found.setdefault(job.prompt, [])
+                drawn += samples
+                if len(drawn) == n:
+                    yield job.prompt, found.pop(job.prompt)
 
-    def _jobs(self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams) -> list[_Job]:
-        if n < 1:
-            raise ConfigError(f"the number of samples a prompt must be at least 1, got {n}")
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        noise, jobs = Noise(params.seed), []
-        for number, ids in enumerate(self.encode(prompts)):
-            if limit is not None and len(ids) + params.max_tokens > limit:
-                raise DataError(
-                    f"prompt {number} has {len(ids)} tokens; with {params.max_tokens} new ones that is more "
-                    f"than the {limit} positions of the model",
-                    "lower max_tokens or leave the prompt out",
-                )
-            keys = noise.numbers(ids, n)
-            for first in range(0, n, self.max_sequences):
-                jobs.append(_Job(number, ids, keys[first : first + self.max_sequences]))
-        return jobs
+    def update_weights(self, directory: str | Path) -> None:
+        """Go on with the model of another directory."""
+        device, dtype = self.model.device, self.model.dtype
+        self.model = None  # two may not fit
+        self.model = load_model(directory, device=device, dtype=dtype)
 
-    def encode(self, prompts: Sequence[str | Prompt]) -> list[list[int]]:
-        """Token ids of prompts, as responses that were logged as text get theirs; DataError names the first
-        prompt that has none."""
-        given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
-        made = self.encoder.encode([TextRow(p.text, p.tools, "", None, "length") for p in given])
-        ids: list[list[int]] = []
-        for number, (prompt, encoded) in enumerate(zip(given, made, strict=True)):
-            if prompt.ids is not None and len(prompt.ids):
-                ids.append([int(i) for i in prompt.ids])
-            elif isinstance(encoded, str):
-                raise DataError(f"prompt {number}: {UNUSABLE[encoded]}")
-            else:
-                ids.append(encoded.prompt_ids)
-        return ids
-
-    def _batches(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
+    def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Jobs of similar prompt length, within `max_sequences`; the samples of a prompt stay in order."""
-        batch: list[_Job] = []
+        batch: list[Request] = []
         size = 0
-        for job in sorted(jobs, key=lambda job: len(job.ids)):
+        for job in self._jobs(sorted(requests, key=lambda request: len(request.ids))):
             if batch and size + len(job.keys) > self.max_sequences:
                 yield batch
                 batch, size = [], 0
@@ -123,35 +78,47 @@ class HFSampler:
         if batch:
             yield batch
 
-    def _run(self, batch: list[_Job], params: SamplingParams) -> list[list[Sample]]:
+    def _jobs(self, requests: list[Request]) -> Iterator[Request]:
+        """Requests of at most `max_sequences` samples each."""
+        for request in requests:
+            for first in range(0, len(request.keys), self.max_sequences):
+                yield replace(request, keys=request.keys[first : first + self.max_sequences])
+
+    @torch.inference_mode()
+    def _run(self, batch: list[Request], params: SamplingParams) -> list[list[Sample]]:
         """The samples of each job of one batch."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            return self._samples(batch, params)
+        finally:
+            self.model.train(was_training)
+
+    def _samples(self, batch: list[Request], params: SamplingParams) -> list[list[Sample]]:
         keys = [key for job in batch for key in job.keys]
         noise = torch.from_numpy(Noise.uniforms(keys, params.max_tokens)).to(self.model.device)
         ids, logprobs, lengths = self._decode(batch, noise, params)
         responses = [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
         scores = [row[:length] for row, length in zip(logprobs.tolist(), lengths.tolist(), strict=True)]
-        texts = iter(self.tokenizer.batch_decode(responses, skip_special_tokens=True))
+        texts = iter(self.vocabulary.texts(responses))
         drawn = zip(responses, scores, strict=True)
         return [
             [
-                Sample(job.ids, response, score, self._reason(response), next(texts))
+                Sample(job.ids, response, score, self.vocabulary.finish_reason(response), next(texts))
                 for _, (response, score) in zip(job.keys, drawn, strict=False)
             ]
             for job in batch
         ]
 
-    def _reason(self, response: list[int]) -> str:
-        return "stop" if response[-1] in self.stop_ids else "length"
-
     def _decode(
-        self, batch: list[_Job], noise: Tensor, params: SamplingParams
+        self, batch: list[Request], noise: Tensor, params: SamplingParams
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids and log-probs [sequences, max_tokens] and lengths [sequences], for noise of that shape."""
         logits, cache, mask = self._prefill(batch)
         ids = torch.zeros_like(noise, dtype=torch.long)
         logprobs = torch.zeros_like(noise, dtype=torch.float32)
         lengths = torch.zeros(len(noise), dtype=torch.long, device=noise.device)
-        stop = torch.tensor(sorted(self.stop_ids), device=noise.device)
+        stop = torch.tensor(sorted(self.vocabulary.stop_ids), device=noise.device)
         at = torch.arange(len(noise), device=noise.device)  # the sequence that each row of the batch holds
         for step in range(params.max_tokens):
             token, logprob = draw(logits, noise[at, step], params)
@@ -172,7 +139,7 @@ class HFSampler:
             logits = self._forward(token[:, None], mask, cache)[0]
         return ids, logprobs, torch.where(lengths > 0, lengths, params.max_tokens)
 
-    def _prefill(self, batch: list[_Job]) -> tuple[Tensor, Any, Tensor]:
+    def _prefill(self, batch: list[Request]) -> tuple[Tensor, Any, Tensor]:
         """Next-token scores, cache and attention mask with a row for each sequence of the batch."""
         longest = max(len(job.ids) for job in batch)
         ids = np.zeros((len(batch), longest), np.int64)
@@ -196,13 +163,6 @@ class HFSampler:
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(**inputs, use_cache=True)
         return out.logits[:, -1], out.past_key_values
-
-
-def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: those of the generation config and the tokenizer's; may be none."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [*named] if isinstance(named, list | tuple) else [named]
-    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 def sampling_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -1,14 +1,15 @@
 """What every sampler takes and gives: prompts and parameters in, responses with ids and log-probs out.
 
-An engine is one class with the method `sample` of `Sampler`. Everything an off-policy objective needs is
+An engine is one class with the method `stream` of `Sampler`. Everything an off-policy objective needs is
 recorded here, at the source: the engine's own token ids, and the log-prob of each of them under the
 distribution that it was really drawn from.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +76,21 @@ class Sample:
 class Sampler(Protocol):
     """An engine that samples one policy."""
 
+    def stream(
+        self,
+        prompts: Sequence[str | Prompt],
+        n: int,
+        params: SamplingParams,
+        *,
+        skip: Container[int] = (),
+    ) -> Iterator[tuple[int, list[Sample]]]:
+        """The number of each prompt with its `n` samples, as prompts finish, in any order.
+
+        Prompts whose number is in `skip` are left out: their samples are there already, and what is drawn
+        for the others is what it would have been beside them. Closing the iterator ends the sampling.
+        """
+        ...
+
     def sample(
         self,
         prompts: Sequence[str | Prompt],
@@ -84,12 +100,18 @@ class Sampler(Protocol):
         progress: Progress | None = None,
     ) -> list[list[Sample]]:
         """`n` samples for each of `prompts`, in their order."""
-        ...
+        found: list[list[Sample]] = [[] for _ in prompts]
+        for number, samples in self.stream(prompts, n, params):
+            found[number] = samples
+            if progress is not None:
+                progress(len(samples))
+        return found
 
-    def stream(
-        self, prompts: Sequence[str | Prompt], n: int, params: SamplingParams
-    ) -> Iterator[tuple[int, list[Sample]]]:
-        """Number and samples of each prompt, as it is finished."""
+    def update_weights(self, directory: str | Path) -> None:
+        """Go on with the weights of another directory, of the same tokenizer.
+
+        Raises RecError where the engine cannot be brought to draw from them, as a forward pass knows them.
+        """
         ...
 
 

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from data_tools.errors import ConfigError, DataError
 from offline_rec.sampling.hf_sampler import HFSampler, draw, sampling_logprobs
-from offline_rec.sampling.sampler import Noise, Prompt, Sample, SamplingParams
+from offline_rec.sampling.sampler import Noise, Prompt, SamplingParams
 from tests import tiny
+from tests.offline_rec.drawn import assert_drawn_from, by_plain_forward
 
 PROMPTS = ["12+34=", "5", "a longer prompt than the others: ", "99+1=", "5"]
 PARAMS = SamplingParams(max_tokens=12, seed=3)
@@ -41,30 +40,6 @@ def toy() -> tuple[Any, Any]:
     """A model of seven tokens, so that short responses can be counted."""
     tokenizer = tiny.tokenizer("abc")
     return tiny.model(len(tokenizer), seed=2, std=0.15), tokenizer
-
-
-def by_plain_forward(model: Any, sample: Sample, params: SamplingParams) -> list[float]:
-    """Log-probs from one forward pass without padding or cache, truncated by plain Python."""
-    ids = torch.tensor([sample.prompt_ids + sample.response_ids])
-    with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1].double()
-    return [
-        math.log(distribution(row.tolist(), params)[token])
-        for row, token in zip(logits, sample.response_ids, strict=True)
-    ]
-
-
-def distribution(logits: Sequence[float], params: SamplingParams) -> dict[int, float]:
-    """Softmax at the temperature, the k most likely, then the fewest that hold top_p, made to sum to 1."""
-    weights = {i: math.exp((x - max(logits)) / params.temperature) for i, x in enumerate(logits)}
-    ranked = sorted(weights, key=lambda i: -weights[i])[: params.top_k or None]
-    total, held, kept = sum(weights[i] for i in ranked), 0.0, []
-    for i in ranked:
-        if held >= params.top_p * total:
-            break
-        kept.append(i)
-        held += weights[i]
-    return {i: weights[i] / held for i in kept}
 
 
 @pytest.mark.parametrize(
@@ -159,38 +134,7 @@ def test_frequencies_of_whole_responses_match_their_probabilities(
     params = SamplingParams(max_tokens=3, seed=11, **changes)
     n = 6000
     (samples,) = HFSampler(model, tokenizer, max_sequences=2000).sample(["ab"], n, params)
-    seen = Counter(tuple(s.response_ids) for s in samples)
-    expected = {ids: n * p for ids, p in responses(model, tokenizer, params).items()}
-    assert seen.keys() <= expected.keys()
-    assert sum(expected.values()) == pytest.approx(n)
-    rare = {ids for ids, count in expected.items() if count < 5}
-    cells = [(seen[ids], count) for ids, count in expected.items() if ids not in rare]
-    if rare:
-        cells.append((sum(seen[ids] for ids in rare), sum(expected[ids] for ids in rare)))
-    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
-    freedom = len(cells) - 1
-    # The 99.9 % point of chi-square by the approximation of Wilson and Hilferty.
-    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
-    # A distribution that is wrong by a tenth of its temperature is told apart.
-    wrong = responses(model, tokenizer, replace(params, temperature=params.temperature * 1.3))
-    assert sum((seen[ids] - n * wrong[ids]) ** 2 / (n * wrong[ids]) for ids in expected) > 3 * freedom
-
-
-def responses(model: Any, tokenizer: Any, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """Every response that can be drawn, with its probability."""
-    (prompt,) = HFSampler(model, tokenizer).encode(["ab"])
-    found: dict[tuple[int, ...], float] = {}
-    growing: dict[tuple[int, ...], float] = {(): 1.0}
-    while growing:
-        ids, probability = growing.popitem()
-        if len(ids) == params.max_tokens or ids[-1:] == (tokenizer.eos_token_id,):
-            found[ids] = probability
-            continue
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, -1].double().tolist()
-        for token, share in distribution(logits, params).items():
-            growing[(*ids, token)] = probability * share
-    return found
+    assert_drawn_from(model, samples, params)
 
 
 def test_temperature_zero_takes_the_most_likely_token_with_certainty(model: Any, tokenizer: Any) -> None:
@@ -236,7 +180,7 @@ def test_noise_is_uniform_and_differs_between_samples_prompts_and_seeds() -> Non
 def test_chats_go_through_the_template_and_ids_stay_as_they_are(model: Any, tokenizer: Any) -> None:
     sampler = HFSampler(model, tokenizer)
     chat = '[{"role": "user", "content": "1+1"}]'
-    ids = sampler.encode([chat])[0]
+    ids = sampler.reader.encode([chat])[0]
     assert tokenizer.decode(ids) == "<user>1+1</><assistant>"
     (by_chat,), (by_ids,) = sampler.sample([chat, Prompt("?", ids=ids)], 1, PARAMS)
     assert by_chat.prompt_ids == by_ids.prompt_ids == ids
