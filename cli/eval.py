@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import command, json_option, reward_option
+from cli.options import command, json_option, reward_option, sampler_options
 from cli.output import print_records, printable, show
 from cli.progress import progress
 from data_tools.errors import ConfigError
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from offline_rec.sampling.comparison import Comparison
     from offline_rec.sampling.sampled_rows import Task
 
-DRAWN = ("temperature", "top_p", "top_k", "max_tokens", "seed")
-
 
 @command
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
@@ -23,15 +21,10 @@ DRAWN = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 @click.option("--data", metavar="DATASET", help="Or the prompts of a dataset, each once.")
 @click.option("--where", metavar="SQL", help="Rows of DATASET to take.  [default: split = 'holdout']")
 @reward_option("What judges a response.", required=True)
-@click.option("--n", "-n", type=click.IntRange(1), default=1, show_default=True, help="Samples a prompt.")
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, show_default=True, help="0 keeps every token.")
-@click.option("--max-tokens", type=int, default=256, show_default=True, help="Longest response.")
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--pass-at", metavar="K,...", default="", help="Chance that one of K samples is correct.")
 @click.option("--log", metavar="DATASET", help="Collect the samples into a dataset.")
 @click.option("--out", metavar="DIR", help="Keep the results there.  [default: RUN/eval/N of every run]")
+@sampler_options(n=1)
 @json_option
 def eval(
     models: tuple[str, ...],
@@ -63,20 +56,16 @@ def eval(
     judged = get(reward)  # a reward that cannot be is told before torch is loaded
     counts = _counts(pass_at)
     import data_tools
-    from offline_rec.sampling.choose import SamplerSettings
     from offline_rec.sampling.comparison import compare_models
-    from offline_rec.sampling.sampler import SamplingParams
 
-    params = SamplingParams(**{name: options.pop(name) for name in DRAWN})
     with progress("eval") as bar:
         report = compare_models(
             models,
             _task(prompts, data, where),
             judged,
             n=n,
-            params=params,
             pass_at=counts,
-            sampler=SamplerSettings(**options),  # whatever options engines have
+            **options,
             out=out,
             log=None if log is None else data_tools.open(log, create=True),
             progress=bar.stage,

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,24 +96,25 @@ SAMPLER_OPTIONS = (
         default=True,
         help="Compare the engine's log-probs with a forward pass of the model first.",
     ),
-    click.option(
-        "-n", "n", type=click.IntRange(min=1), default=8, show_default=True, help="Samples a prompt."
-    ),
     click.option("--temperature", type=float, default=1.0, show_default=True, help="0 is greedy."),
     click.option("--top-p", type=float, default=1.0, show_default=True),
     click.option("--top-k", type=int, default=0, show_default=True, help="0 keeps all tokens."),
     click.option(
         "--max-tokens", type=int, default=256, show_default=True, help="Longest response, its end included."
     ),
-    click.option(
-        "--sampling-seed", "seed", type=int, default=0, show_default=True, help="Seed of the samples."
-    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the samples."),
 )
 
 
-def sampler_options(function: F) -> F:
+def sampler_options(n: int) -> Callable[[F], F]:
     """Options of sampling, as `sampler` (SamplerSettings), `params` (SamplingParams) and `n`."""
+    count = click.option(
+        "-n", "--n", type=click.IntRange(min=1), default=n, show_default=True, help="Samples a prompt."
+    )
+    return lambda function: _with_sampler_options(function, (count, *SAMPLER_OPTIONS))
 
+
+def _with_sampler_options(function: F, options: Sequence[Callable[[Any], Any]]) -> F:
     @wraps(function)
     def collected(**given: Any) -> Any:
         from offline_rec.sampling.choose import SamplerSettings
@@ -129,7 +130,7 @@ def sampler_options(function: F) -> F:
         return function(sampler=SamplerSettings(**settings), params=SamplingParams(**params), **given)
 
     decorated: Any = collected
-    for option in reversed(SAMPLER_OPTIONS):
+    for option in reversed(options):
         decorated = option(decorated)
     decorated_function: F = decorated
     return decorated_function

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.fit import tell
-from cli.options import command, dataset_argument, json_option, key_value, model_option, where_option
+from cli.options import (
+    command,
+    dataset_argument,
+    json_option,
+    key_value,
+    model_option,
+    reward_option,
+    sampler_options,
+    where_option,
+)
 from cli.output import show
 from cli.progress import progress
 from data_tools.errors import ConfigError
@@ -32,8 +41,7 @@ SHOWN = 20
     multiple=True,
     help="What the reward needs of a prompt, over `rollouts`; repeatable.  [default: answers, if there]",
 )
-@click.option("--n", type=click.IntRange(min=1), default=8, show_default=True, help="Responses to a prompt.")
-@click.option("--reward", metavar="NAME|MODULE:FUNCTION", help="What judges the responses.")
+@reward_option("What judges the responses.")
 @click.option(
     "--policy", metavar="NAME", help="Name of the policy.  [default: that of the model's directory]"
 )
@@ -42,20 +50,15 @@ SHOWN = 20
     "--budget", type=click.IntRange(min=1), metavar="N", help="Responses in all, for the best prompts."
 )
 @click.option("--score", metavar="SQL", help="Which prompts are best for --budget; see --explain.")
-@click.option("--temperature", type=float, default=1.0, show_default=True)
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, show_default=True, help="0 keeps every token.")
-@click.option("--max-tokens", type=int, default=256, show_default=True, help="Longest response.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--engine", default="hf", show_default=True, help="What samples.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted refresh of the policy.")
 @click.option("--explain", is_flag=True, help="Print the planner's statement and scores; sample nothing.")
+@sampler_options(n=8)
 @json_option
 def refresh(dataset: str, model: str, *, as_json: bool, explain: bool, **options: Any) -> None:
     """Sample the model on prompts and append its responses as a new version of the policy.
 
     \b
-        rec refresh DATASET --model RUN/model --reward exact --n 8
+        rec refresh DATASET --model RUN/model --reward exact -n 8
         rec refresh DATASET --model RUN/model --reward exact --budget 800 --explain
         rec refresh DATASET --model RUN/model --reward exact --resume
 
@@ -66,15 +69,12 @@ def refresh(dataset: str, model: str, *, as_json: bool, explain: bool, **options
         _explain(dataset, model, options, as_json=as_json)
         return
     import data_tools
-    from offline_rec.sampling.choose import SamplerSettings
     from offline_rec.sampling.planner import SCORE, Budget
     from offline_rec.sampling.refresh import refresh as run
-    from offline_rec.sampling.sampler import SamplingParams
 
     if options["score"] and not options["budget"]:
         raise ConfigError("--score says what --budget is spent on", "give a --budget")
     budget = options["budget"]
-    drawn = ("temperature", "top_p", "top_k", "max_tokens", "seed")
     with progress("refresh") as bar:
         report = run(
             data_tools.open(dataset),
@@ -83,12 +83,12 @@ def refresh(dataset: str, model: str, *, as_json: bool, explain: bool, **options
             where=options["where"],
             columns=dict(key_value(text, "--column") for text in options["columns"]) or None,
             n=options["n"],
-            params=SamplingParams(**{name: options[name] for name in drawn}),
+            params=options["params"],
             policy=options["policy"],
             version=options["version"],
             reward=_reward(options["reward"]),
             budget=None if budget is None else Budget(budget, options["score"] or SCORE),
-            sampler=SamplerSettings(engine=options["engine"]),
+            sampler=options["sampler"],
             resume=options["resume"],
             progress=partial(tell, bar),
         )

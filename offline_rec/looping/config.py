@@ -69,7 +69,7 @@ class LoopConfig(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1, description="Share of the distribution that is sampled from.")
     top_k: int = Field(0, ge=0, description="Tokens that are sampled from; 0 = all.")
     max_tokens: int = Field(256, ge=1, description="Longest response, its end included.")
-    sampler: Parameters = Field({}, description="Settings of the sampler, such as engine.")
+    sampler: dict[str, Any] = Field({}, description="Settings of the sampler, such as engine or urls.")
 
     fit: dict[str, Any] = Field({}, description="Fields of a fit, such as algorithm, lr or groups_per_step.")
     keep_rounds: int = Field(2, ge=1, description="Latest rounds whose checkpoints and models are kept.")

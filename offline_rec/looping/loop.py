@@ -298,7 +298,10 @@ def _rows_of(phase: Fit, policy: str) -> str:
 
 def _sampler_settings(config: LoopConfig) -> SamplerSettings:
     try:
-        return SamplerSettings(**config.sampler)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in config.sampler.items()
+        }
+        return SamplerSettings(**given)
     except TypeError as error:
         raise ConfigError(f"sampler: {error}".replace("SamplerSettings.__init__() ", "")) from error
 

@@ -30,10 +30,11 @@ from offline_rec.sampling.journal import (
     task_digest,
 )
 from offline_rec.sampling.planner import Budget, planned_prompts
-from offline_rec.sampling.refresh_prompts import dataset_prompts, file_prompts
+from offline_rec.sampling.refresh_prompts import dataset_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
-from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of
+from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of, try_out
 from offline_rec.sampling.sampler import Prompt, Sample, Sampler, SamplingParams
+from offline_rec.sampling.tasks import file_task
 from offline_rec.sampling.verify_samples import COUNT, OtherWeights, Verification, verify_samples
 from offline_rec.training.run_folder import held
 
@@ -120,7 +121,7 @@ def refresh(
         if isinstance(prompts, Task):
             return prompts
         if prompts is not None:
-            return file_prompts(prompts)
+            return file_task(str(prompts))
         chosen = None if budget is None else planned_prompts(ds, model, budget, n=n, where=where)
         return dataset_prompts(ds, where=where, columns=columns, chosen=chosen)
 
@@ -132,6 +133,8 @@ def refresh(
         if resume:
             check_plan(journal.plan["facts"], request.facts(), folder)
         with journal:
+            if reward is not None:
+                try_out(reward, journal.task)
             return _Refreshing(ds, request, journal, reward, tell).run()
 
 

@@ -11,15 +11,13 @@ from data_tools.errors import ConfigError, DataError
 from data_tools.store.guard import check_expression
 from offline_rec.sampling.sampled_rows import Task
 from offline_rec.sampling.sampler import Prompt
+from offline_rec.sampling.tasks import file_task
 
 if TYPE_CHECKING:
     from data_tools.store.dataset import StoredDataset
 
 ANSWERS = {"answers": "extra->'answers'"}
 """What is taken of a dataset where nothing else is said: the column that most rewards compare with."""
-
-PROMPT_FIELDS = ("prompt", "messages", "question", "problem")
-"""What a file may call its prompts, the surest first."""
 
 
 def dataset_prompts(
@@ -63,54 +61,6 @@ def _parsed(column: pa.ChunkedArray) -> list[Any]:
     return [None if text is None else orjson.loads(text) for text in column.to_pylist()]
 
 
-def file_prompts(file: str | Path) -> Task:
-    """The prompts of a JSONL, JSON, CSV or Parquet file, a row each; `tools` and all other fields beside.
-
-    A prompt is text or a list of chat messages. DataError names the row that has none.
-    """
-    rows = _records(Path(file))
-    if not rows:
-        raise DataError(f"{file} holds no prompts")
-    name = next((name for name in PROMPT_FIELDS if name in rows[0]), None)
-    if name is None:
-        raise DataError(f"{file}: row 0 has none of {', '.join(PROMPT_FIELDS)}", "name the field prompt")
-    prompts = []
-    for number, row in enumerate(rows):
-        if not row.get(name):
-            raise DataError(f"{file}: row {number} has no {name}")
-        prompts.append(Prompt(_text(row[name]), _text(row.get("tools"))))
-    others = dict.fromkeys(key for row in rows for key in row if key not in (name, "tools"))
-    return Task(prompts, {key: [row.get(key) for row in rows] for key in others})
-
-
-def _text(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        table: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-        return table
-    if path.suffix == ".csv":
-        from pyarrow import csv
-
-        rows: list[dict[str, Any]] = csv.read_csv(path).to_pylist()
-        return rows
-    content = path.read_bytes()
-    try:
-        whole = content.lstrip().startswith(b"[")
-        found = (
-            orjson.loads(content) if whole else [orjson.loads(line) for line in content.splitlines() if line]
-        )
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"{path} cannot be read: {error}", "give JSONL, JSON, CSV or Parquet") from error
-    if not all(isinstance(row, dict) for row in found):
-        raise DataError(f"{path}: a prompt is an object with the field prompt")
-    return found
-
-
 def read_prompts(
     source: str | Path, *, where: str | None = None, columns: Mapping[str, str] | None = None
 ) -> Task:
@@ -122,6 +72,6 @@ def read_prompts(
             raise ConfigError(
                 f"{source} is a file of prompts, which SQL does not see", "leave where and columns out"
             )
-        return file_prompts(source)
+        return file_task(str(source))
     condition = "split = 'train'" + (f" AND ({where}\n)" if where else "")
     return dataset_prompts(data_tools.open(str(source)), where=condition, columns=columns)

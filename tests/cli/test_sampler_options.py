@@ -17,7 +17,7 @@ def given_by(*arguments: str) -> dict[str, Any]:
 
     @click.command()
     @click.option("--model")
-    @sampler_options
+    @sampler_options(n=8)
     def command(**given: Any) -> None:
         found.update(given)
 

@@ -181,7 +181,7 @@ def test_a_sampler_that_answers_some_prompts_only_adds_nothing_and_is_resumed(ds
             yield sampler
 
     monkeypatch.setattr(refresh_module, "open_sampler", lazy)
-    server = SamplerSettings(engine="server")
+    server = SamplerSettings(engine="server", urls=("http://127.0.0.1",))
     with pytest.raises(DataError, match="5 of 8 prompts were not answered"):
         run(ds, model, sampler=server)
     assert run(ds, model, sampler=server, resume=True).kept == 8 * N
