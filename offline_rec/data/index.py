@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_tools.errors import DataError
 from data_tools.schema import ROW_GROUP_ROWS
 from data_tools.shaping.checks import LARGEST
-from offline_rec.data.order import Floats, Ints
+from offline_rec.data.order import Floats, Ints, shuffled
 from offline_rec.data.passes import Sharing, cost_of, plan
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ class _IndexWriter:
         for name, digest in self._digests.items():
             column = rows.column(name)
             if pa.types.is_string(column.type):
-                digest.update("".join(f"{value}\n" for value in column.to_pylist()).encode())
+                lines = pc.binary_join_element_wise(column, "\n", "")
+                digest.update(lines.buffers()[2].slice(0, pc.sum(pc.binary_length(lines)).as_py()))
             else:
                 digest.update(column.to_numpy(zero_copy_only=False).tobytes())
 
@@ -297,19 +299,40 @@ class Index:
         A block is the groups that begin in one row group of the dataset; small neighbours are one block, so
         that a dataset of many small batches is shuffled as well as one of few large ones.
         """
+        kept: list[int] = []
+        begun = -ROW_GROUP_ROWS
+        for first, row in zip(*self._row_groups(), strict=True):
+            if row - begun >= ROW_GROUP_ROWS // 2:
+                kept.append(first)
+                begun = row
+        return np.array([*kept, self.n_groups], np.int64)
+
+    def most_row_groups(self, blocks: int) -> int:
+        """Row groups of the dataset in which the groups of so many blocks begin, at most."""
+        counts = np.diff(np.searchsorted(self._row_groups()[0], self.block_first()))
+        return int(np.sort(counts)[-blocks:].sum())
+
+    def draw(self, count: int, seed: int, *, row_groups: int) -> Ints:
+        """At most `count` groups, the same for a seed, ascending; of as few row groups as will do, but of
+        `row_groups` if there are so many: a row group is what has to be read for one of its groups.
+        """
+        first = np.array([*self._row_groups()[0], self.n_groups], np.int64)
+        order = shuffled(len(first) - 1, seed, 1)
+        enough = int(np.searchsorted(np.cumsum(np.diff(first)[order]), count)) + 1
+        chosen = np.sort(order[: max(enough, row_groups)])
+        near = np.concatenate([np.zeros(0, np.int64), *(np.arange(first[i], first[i + 1]) for i in chosen)])
+        drawn: Ints = np.sort(near[shuffled(len(near), seed)[:count]])
+        return drawn
+
+    def _row_groups(self) -> tuple[list[int], list[int]]:
+        """The first group, and its first row, of every run of groups that begin in one row group."""
         last, before, firsts, rows = -1, 0, [], []
         for chunk in self._groups.select(["row_group", "start"]).to_batches():
             at = np.flatnonzero(np.diff(_integers(chunk, "row_group"), prepend=last))
             firsts += (at + before).tolist()
             rows += _integers(chunk, "start")[at].tolist()
             last, before = chunk.column("row_group")[-1].as_py(), before + len(chunk)
-        kept: list[int] = []
-        begun = -ROW_GROUP_ROWS
-        for first, row in zip(firsts, rows, strict=True):
-            if row - begun >= ROW_GROUP_ROWS // 2:
-                kept.append(first)
-                begun = row
-        return np.array([*kept, before], np.int64)
+        return firsts, rows
 
     def priorities(self) -> Floats:
         """Priority of every group, [groups]."""

@@ -69,15 +69,17 @@ class StepSource:
 
 
 class Prefetcher:
-    """Calls `read(step)` for the next step in a thread of its own, one step ahead."""
+    """Calls `read(step)` for the next of the steps `first` to `last` in a thread of its own, one step ahead."""
 
-    def __init__(self, read: Callable[[int], StepRows], last: int) -> None:
+    def __init__(self, read: Callable[[int], StepRows], first: int, last: int) -> None:
         self._read = read
+        self._first = first
         self._last = last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rec-reader")
         self._ahead: dict[int, Future[StepRows]] = {}
 
     def __enter__(self) -> "Prefetcher":
+        self._submit(self._first)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,8 +87,10 @@ class Prefetcher:
 
     def get(self, step: int) -> StepRows:
         """The rows of a step; those of the next one are being read when this returns."""
-        due = self._ahead.pop(step, None) or self._thread.submit(self._read, step)
-        rows = due.result()
-        if step < self._last:
-            self._ahead[step + 1] = self._thread.submit(self._read, step + 1)
+        rows = (self._ahead.pop(step, None) or self._thread.submit(self._read, step)).result()
+        self._submit(step + 1)
         return rows
+
+    def _submit(self, step: int) -> None:
+        if step <= self._last:
+            self._ahead[step] = self._thread.submit(self._read, step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from data_tools import shaping as shapings
 from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
-from data_tools.shaping.checks import check_trajectories, invalid_rows, nothing_left
+from data_tools.shaping.checks import any_turns, check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.statement import stages, with_stages
 from offline_rec.config import FitConfig
 from offline_rec.data.index import LEFT_OUT, Admission, IndexCounts, UnusableNumber, build_index
@@ -165,11 +165,13 @@ def _index(
     # Not `compile`, whose order by group is not the one that is needed here, and costs a sort.
     unordered = f"SELECT {', '.join(shapings.COLUMNS)} FROM final WHERE kept"
     with sql_errors_named(con, shaping, split):
-        check_trajectories(con, shaping, split)
+        turns = any_turns(con)
+        if turns:
+            check_trajectories(con, shaping, split)
         try:
             counts = build_index(
                 con,
-                with_stages(stages(shaping, split), unordered),
+                with_stages(stages(shaping, split, turns=turns), unordered),
                 Path(run.config.out) / folder,
                 admission=admission,
                 priority="1.0" if shaping.priority is None else "priority",
