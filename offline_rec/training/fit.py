@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rec.config import FitConfig
-from offline_rec.data.index import LEFT_OUT
+from offline_rec.data.admission import LEFT_OUT
 from offline_rec.models.policy import Policy
 from offline_rec.training import checkpoint, trackers
 from offline_rec.training.engine import Engine

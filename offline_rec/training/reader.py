@@ -8,7 +8,7 @@ import numpy as np
 
 from offline_rec.data.index import Index
 from offline_rec.data.order import Ints, Order, Position, imbalance, share_out
-from offline_rec.data.packing import micro_batches
+from offline_rec.data.packing import fullness, micro_batches
 from offline_rec.data.passes import Sharing, fill_of, plan_rows
 from offline_rec.data.rows import RowStore
 from offline_rec.training.step import StepRows
@@ -64,12 +64,18 @@ class StepSource:
             anchor=self.anchor,
             tokens=int(self.index.tokens(groups).sum()),
             groups=len(groups),
-            packing={"fill": fill_of(passes), "imbalance": imbalance(work, shares)},
+            packing={
+                "fill": fill_of(passes),
+                "budget_used": fullness(rows, batches, self.token_budget, self.sharing),
+                "micro_batches": len(batches),
+                "shared": sum(len(one.opens) for one in passes if one.opens is not None) / len(rows),
+                "imbalance": imbalance(work, shares),
+            },
         )
 
 
 class Prefetcher:
-    """Calls `read(step)` for the next of the steps `first` to `last` in a thread of its own, one step ahead."""
+    """Calls `read(step)`, for the steps from `first` to `last`, in a thread of its own, one step ahead."""
 
     def __init__(self, read: Callable[[int], StepRows], first: int, last: int) -> None:
         self._read = read

@@ -172,3 +172,17 @@ def test_no_rows_and_unknown_batches() -> None:
         store.take(["z"], np.array([0]))
     with pytest.raises(DataError, match="a has 10 rows, but row 10 is asked for"):
         store.take(["a"], np.array([10]))
+
+
+def test_only_so_many_row_groups_are_kept_and_rows_of_many_hold_none_of_them(ds: Any) -> None:
+    store = RowStore(ds, cache_blocks=2)
+    blocks = store._rollouts
+    rows = store.take(["a"] * 3, np.array([0, 5, 9]))
+    assert [group for _, group in blocks._blocks] == [1, 2]
+    held = [block["response_ids"].rows.values for block in blocks._blocks.values()]
+    assert not any(np.shares_memory(rows.response_ids.values, values) for values in held)
+    few = RowStore(ds, cache_blocks=2)._rollouts
+    parts = few._take("a", 0, np.array([1, 2]), view=False)
+    assert not np.shares_memory(
+        parts["prompt_ids"].rows.values, few._blocks["a", 0]["prompt_ids"].rows.values
+    )
