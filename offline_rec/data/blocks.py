@@ -1,6 +1,6 @@
 """Row groups of aligned Parquet files, decoded to numpy, the last few kept."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -69,8 +69,8 @@ def open_parquet(path: str) -> pq.ParquetFile:
 class Blocks:
     """Random access to the rows of many Parquet files of one schema, by (file, row).
 
-    Reads whole row groups, only those asked for, and keeps the most recently used ones: `most` of them, and
-    `cache_bytes`.
+    Reads whole row groups, only those asked for, and keeps the most recently used ones: within `cache_bytes`,
+    and `most` of them, which grows where one is asked for again soon after it was dropped.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Blocks:
         self._most = most
         self._files: OrderedDict[str, tuple[pq.ParquetFile, IntArray]] = OrderedDict()
         self._blocks: OrderedDict[tuple[str, int], dict[str, Column]] = OrderedDict()
+        self._dropped: deque[tuple[str, int]] = deque(maxlen=most)
         self._held = 0
 
     def rows_in(self, name: str) -> int:
@@ -109,6 +110,9 @@ class Blocks:
         order = np.lexsort((groups, codes))
         cuts = np.flatnonzero(np.diff(codes[order]) | np.diff(groups[order])) + 1
         pieces = [piece for piece in np.split(order, cuts) if len(piece)]
+        # What is there first: reading the others may drop it.
+        pieces.sort(key=lambda piece: (names[codes[piece[0]]], int(groups[piece[0]])) not in self._blocks)
+        order = np.concatenate([order[:0], *pieces])
         alone = len(pieces) == 1
         parts = [
             self._take(names[codes[piece[0]]], int(groups[piece[0]]), local[piece], view=alone)
@@ -127,7 +131,10 @@ class Blocks:
             self._blocks.move_to_end((name, group))
             return self._blocks[name, group]
         if self._most is not None and len(self._blocks) >= self._most:
-            self._drop_oldest()
+            if (name, group) in self._dropped:
+                self._most += 1
+            else:
+                self._drop_oldest()
         table = self._file(name)[0].read_row_group(group, columns=self._columns)
         block = {column: _decode(_whole(table.column(column))) for column in self._columns}
         self._blocks[name, group] = block
@@ -137,7 +144,9 @@ class Blocks:
         return block
 
     def _drop_oldest(self) -> None:
-        self._held -= _nbytes(self._blocks.popitem(last=False)[1])
+        key, block = self._blocks.popitem(last=False)
+        self._dropped.append(key)
+        self._held -= _nbytes(block)
 
     def _file(self, name: str) -> tuple[pq.ParquetFile, IntArray]:
         if name in self._files:

@@ -263,11 +263,6 @@ class Index:
                 begun = row
         return np.array([*kept, self.n_groups], np.int64)
 
-    def most_row_groups(self, blocks: int) -> int:
-        """Row groups of the dataset in which the groups of so many blocks begin, at most."""
-        counts = np.diff(np.searchsorted(self._row_groups()[0], self.block_first()))
-        return int(np.sort(counts)[-blocks:].sum())
-
     def draw(self, count: int, seed: int, *, row_groups: int) -> Ints:
         """At most `count` groups, the same for a seed, ascending; of as few row groups as will do, but of
         `row_groups` if there are so many: a row group is what has to be read for one of its groups.

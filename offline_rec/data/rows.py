@@ -84,7 +84,8 @@ class RowStore:
     `tokens_key` names the sidecar of ids made from text, which serves rows without engine ids (under
     `retokenise` all rows, whose logged log-probs are then absent); `anchor_key` and `reference_key` name
     `logprobs` sidecars. A number for a file in `take` and `lengths` indexes `batches`, by default those of
-    the dataset now. The row groups used last are kept decoded: `cache_blocks` of them, within `cache_bytes`.
+    the dataset now. The row groups used last are kept decoded, within `cache_bytes`: at first
+    `cache_blocks` of them, and more if that does not do.
     """
 
     def __init__(

@@ -164,5 +164,3 @@ def test_groups_are_drawn_from_few_row_groups_and_from_more_only_if_need_be(tmp_
         assert len(np.unique(drawn // 2)) == expected
     assert len(np.unique(index.draw(4, seed=1, row_groups=8) // 2)) > 2
     assert index.draw(4, seed=1, row_groups=2).tolist() == index.draw(4, seed=1, row_groups=2).tolist()
-    assert index.most_row_groups(3) == 3
-    assert index.most_row_groups(99) == 10

@@ -181,6 +181,12 @@ def test_only_so_many_row_groups_are_kept_and_rows_of_many_hold_none_of_them(ds:
     assert [group for _, group in blocks._blocks] == [1, 2]
     held = [block["response_ids"].rows.values for block in blocks._blocks.values()]
     assert not any(np.shares_memory(rows.response_ids.values, values) for values in held)
+    every = ["a"] * 3, np.array([0, 5, 9])
+    reads = []
+    for _ in range(3):
+        store.take(*every)
+        reads.append(sorted(group for _, group in blocks._blocks))
+    assert reads[1:] == [[0, 1, 2]] * 2  # three are asked for again and again, so that three are kept
     few = RowStore(ds, cache_blocks=2)._rollouts
     parts = few._take("a", 0, np.array([1, 2]), view=False)
     assert not np.shares_memory(
