@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools import schema
@@ -31,6 +31,7 @@ def test_padding_fills_on_the_right(rows: list[list[int]]) -> None:
 
 
 @given(lists_of_rows)
+@settings(deadline=None)
 def test_arrow_lists_survive_a_round_trip_and_a_slice(rows: list[list[int]]) -> None:
     array = pa.array([None, *rows], pa.list_(pa.int32()))
     ragged = Ragged.from_arrow(array.slice(1))
