@@ -3,9 +3,9 @@
     python benchmarks/rows.py --output benchmarks/results/rows.json
 
 Both sides read prompt ids, response ids and log-probs of the same batches of the same rows, in turns in one
-process: `rec` from the Parquet files of the dataset, `datasets` from its own uncompressed Arrow copy of them,
-which is made before and not counted. Needs `datasets` (`pip install datasets==5.2.0`). Takes about three
-minutes.
+process: `rec` from the Parquet files of the dataset, `datasets` by batches and row by row from its own
+uncompressed Arrow copy of them, which is made before and not counted. Needs `datasets`
+(`pip install datasets==5.2.0`). Takes about three minutes.
 """
 
 import json
@@ -51,6 +51,14 @@ def hugging_face(table: Any, order: Any, *, packed: bool) -> Batches:
         yield tuple(torch.cat(one) if packed else pad_sequence(one, batch_first=True) for one in lists)
 
 
+def row_by_row(table: Any, order: Any, *, packed: bool) -> Batches:
+    """The same batches from rows that are taken one at a time, as a loop over the dataset does."""
+    for part in np.split(order, range(BATCH, len(order), BATCH)):
+        rows = [table[row] for row in part.tolist()]
+        lists = [[row[name] for row in rows] for name in COLUMNS]
+        yield tuple(torch.cat(one) if packed else pad_sequence(one, batch_first=True) for one in lists)
+
+
 def timed(batches: Batches) -> tuple[float, float]:
     """Seconds on the clock, and of CPU."""
     clock, cpu = time.perf_counter(), time.process_time()
@@ -74,25 +82,26 @@ def measure(dataset: Path, rows: int, rounds: int) -> dict[str, Any]:
                 found[kind] = _in_turns(
                     lambda: rec(dataset, order, packed=packed),  # noqa: B023 - called at once
                     lambda: hugging_face(table, order, packed=packed),  # noqa: B023
-                    rows,
-                    rounds,
+                    lambda: row_by_row(table, order, packed=packed),  # noqa: B023
+                    rows=rows,
+                    rounds=rounds,
                 )
                 click.echo(f"{kind}: {found[kind]}")
     return found
 
 
-def _in_turns(
-    ours: Callable[[], Batches], theirs: Callable[[], Batches], rows: int, rounds: int
-) -> dict[str, Any]:
-    for one, other in zip(ours(), theirs(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), "other rows were read"
-    pairs = [(timed(ours()), timed(theirs())) for _ in range(rounds)]
-    return {
-        "rows_per_second": round(rows / median([one[0] for one, _ in pairs])),
-        "datasets_rows_per_second": round(rows / median([other[0] for _, other in pairs])),
-        "times_datasets": round(median([other[0] / one[0] for one, other in pairs]), 1),
-        "times_datasets_cpu": round(median([other[1] / one[1] for one, other in pairs]), 1),
-    }
+def _in_turns(*sides: Callable[[], Batches], rows: int, rounds: int) -> dict[str, Any]:
+    """Ours, then theirs by batches and by rows."""
+    for batches in zip(*(side() for side in sides), strict=True):
+        for other in batches[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(batches[0], other, strict=True))
+    turns = [[timed(side()) for side in sides] for _ in range(rounds)]
+    found: dict[str, Any] = {"rows_per_second": round(rows / median([turn[0][0] for turn in turns]))}
+    for at, name in enumerate(("datasets", "datasets_row_by_row"), start=1):
+        found[f"{name}_rows_per_second"] = round(rows / median([turn[at][0] for turn in turns]))
+        found[f"times_{name}"] = round(median([turn[at][0] / turn[0][0] for turn in turns]), 1)
+        found[f"times_{name}_cpu"] = round(median([turn[at][1] / turn[0][1] for turn in turns]), 1)
+    return found
 
 
 @click.command()
