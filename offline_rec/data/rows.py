@@ -85,7 +85,7 @@ class RowStore:
     `retokenise` all rows, whose logged log-probs are then absent); `anchor_key` and `reference_key` name
     `logprobs` sidecars. A number for a file in `take` and `lengths` indexes `batches`, by default those of
     the dataset now. The row groups used last are kept decoded, within `cache_bytes`: at first
-    `cache_blocks` of them, and more if that does not do.
+    `cache_blocks` of them (those of a window, and one for a group that lies across two), then as many as do.
     """
 
     def __init__(

@@ -213,7 +213,6 @@ def _assemble(
             window=config.shuffle_blocks,
             priority=None if plan.shaping.priority is None else index.priorities(),
         ),
-        # A group that lies across two row groups needs one more than those of its window.
         store=open_rows(reference_key=snapshot.reference_key, cache_blocks=config.shuffle_blocks + 1),
         groups_per_step=groups_per_step,
         n_groups=visits,
