@@ -36,20 +36,20 @@ def token_columns_mib(dataset: Path) -> float:
     return round(total / 2**20, 1)
 
 
-def tiny_model(folder: Path) -> None:
+def tiny_model(folder: Path, size: int = VOCABULARY) -> None:
     """A Llama of a few thousand parameters beside its embedding, over the vocabulary of the log."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = {"<pad>": 0, "<unk>": 1, "<eos>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    vocabulary = {"<pad>": 0, "<unk>": 1, "<eos>": 2, **{f"w{i}": i for i in range(3, size)}}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>"
     ).save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=size,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,

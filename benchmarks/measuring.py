@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -111,6 +112,7 @@ def _kib(pid: int) -> int:
 def machine(*packages: str) -> dict[str, object]:
     """Where figures come from."""
     found: dict[str, object] = {
+        "date": datetime.now(UTC).date().isoformat(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),

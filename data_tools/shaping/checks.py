@@ -83,6 +83,12 @@ def _null_columns(
     return [name for name, null in zip(names, found or (), strict=True) if null]
 
 
+def any_turns(con: "duckdb.DuckDBPyConnection") -> bool:
+    """Return whether some row is a turn of a trajectory; where none is, footers of files tell."""
+    query = "SELECT 1 FROM rollouts WHERE trajectory_id IS NOT NULL LIMIT 1"
+    return con.execute(query).fetchone() is not None
+
+
 def check_trajectories(con: "duckdb.DuckDBPyConnection", shaping: Shaping, split: Split) -> None:
     """Raise a DataError if the last rewarded turn of a trajectory is not one row, and it matters which."""
     select = """SELECT trajectory_id, list(response_id ORDER BY response_id)[:2] FROM (

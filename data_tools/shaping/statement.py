@@ -53,20 +53,25 @@ def with_stages(chain: list[Stage], select: str) -> str:
     return "WITH\n" + ",\n".join(tables) + "\n" + select
 
 
-def stages(shaping: Shaping, split: Split) -> list[Stage]:
-    """Return the stages of the statement; `final` holds every row that got a weight, and `kept` for each."""
+def stages(shaping: Shaping, split: Split, *, turns: bool = True) -> list[Stage]:
+    """Return the stages of the statement; `final` holds every row that got a weight, and `kept` for each.
+
+    Where no row is a turn of a trajectory, the same comes of less: without `turns` each row is read by one
+    stage alone, so that none of them has to be kept for another.
+    """
     fields = {name: _expression(shaping, name) for name in FIELDS}
     placed = {name: bracketed(expression) for name, expression in fields.items()}
     late = [expression for name, expression in fields.items() if FIELDS[name]]
     used = {column for expression in late for column in expression.columns & ROW_COLUMNS}
     hoisted = {name: sql for expression in late for name, sql in expression.hoisted.items()}
+    once = not turns and shaping.unrewarded == "drop"
     return [
-        _population(split, fields, [*_CARRIED, *sorted(used - set(_CARRIED))], hoisted),
-        _judged(),
+        _population(split, fields, [*_CARRIED, *sorted(used - set(_CARRIED))], hoisted, once=once),
+        _judged() if turns else Stage("judged", "rows with a reward", f"  {REWARDED}"),
         *_statistics(shaping, placed),
         *_scored(shaping, placed),
-        *_units(shaping, placed),
-        *_final(placed),
+        *_units(shaping, placed, turns=turns),
+        *_final(placed, turns=turns),
     ]
 
 
@@ -79,7 +84,7 @@ def _expression(shaping: Shaping, name: str) -> Expression:
 
 
 def _population(
-    split: Split, fields: dict[str, Expression], columns: list[str], hoisted: dict[str, str]
+    split: Split, fields: dict[str, Expression], columns: list[str], hoisted: dict[str, str], *, once: bool
 ) -> Stage:
     where = fields["where"]
     condition = [] if where.text == "true" else [bracketed(where)]
@@ -94,7 +99,7 @@ def _population(
         _group_key(fields["group_by"]),
     ]
     sql = f"  SELECT {_listed(columns)},\n    {_NEXT.join(computed)}\n  FROM rollouts{filters}"
-    return Stage("population", "the rows to choose from", sql, materialized=True)
+    return Stage("population", "the rows to choose from", sql, materialized=not once)
 
 
 def _group_key(group: Expression) -> str:
@@ -157,18 +162,22 @@ def _scored(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
     ]
 
 
-def _units(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
+def _units(shaping: Shaping, placed: dict[str, str], *, turns: bool) -> list[Stage]:
     chain, source = [], "scored"
     if shaping.drop.strip() not in ("none", "balance"):
         sql = f"  SELECT *, {_condition(placed['drop'])} AS dropped FROM scored"
         chain, source = [Stage("marked", "drop", sql)], "marked WHERE NOT dropped"
     sql = f"  SELECT * FROM {source}"
     if shaping.unrewarded == "keep":
-        sql += f"\n  UNION ALL BY NAME\n  {UNREWARDED}"
+        sql += f"\n  UNION ALL BY NAME\n  {UNREWARDED if turns else ALONE_UNREWARDED}"
     if placed["advantage"] != "advantage":
         advantage = f"CAST({placed['advantage']} AS DOUBLE) AS advantage"
         sql = f"  SELECT * REPLACE ({advantage})\n  FROM (\n{sql}\n  )"
-    return [*chain, Stage("units", "what a reward was given to, with its advantage", sql, materialized=True)]
+    return [*chain, Stage("units", "what a reward was given to, with its advantage", sql, materialized=turns)]
+
+
+REWARDED = "SELECT * FROM population\n  WHERE reward IS NOT NULL"
+ALONE_UNREWARDED = "SELECT * FROM population\n  WHERE reward IS NULL"
 
 
 UNREWARDED = """SELECT * FROM population p
@@ -178,9 +187,9 @@ UNREWARDED = """SELECT * FROM population p
 """The rows of the population that nobody has judged."""
 
 
-def _final(placed: dict[str, str]) -> list[Stage]:
+def _final(placed: dict[str, str], *, turns: bool) -> list[Stage]:
     replaced = _listed(f"units.{name}" for name in ("reward", *ADVANTAGE[len(POPULATION) :]))
-    turns = f"""  SELECT * FROM units WHERE trajectory_id IS NULL OR reward IS NULL
+    handed = f"""  SELECT * FROM units WHERE trajectory_id IS NULL OR reward IS NULL
   UNION ALL BY NAME
   SELECT population.* EXCLUDE (reward),
     {replaced}
@@ -192,7 +201,11 @@ def _final(placed: dict[str, str]) -> list[Stage]:
     CAST({placed["priority"]} AS DOUBLE) AS priority
   FROM weighted"""
     return [
-        Stage("turns", "every turn has the reward and the advantage of its trajectory", turns),
+        Stage(
+            "turns",
+            "every turn has the reward and the advantage of its trajectory",
+            handed if turns else "  SELECT * FROM units",
+        ),
         Stage("weighted", "weight", weighted),
         Stage("final", "keep and priority", final),
     ]

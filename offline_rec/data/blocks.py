@@ -1,6 +1,6 @@
 """Row groups of aligned Parquet files, decoded to numpy, the last few kept."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -69,17 +69,24 @@ def open_parquet(path: str) -> pq.ParquetFile:
 class Blocks:
     """Random access to the rows of many Parquet files of one schema, by (file, row).
 
-    Reads whole row groups, only those asked for, and keeps the most recently used ones up to `cache_bytes`.
+    Reads whole row groups, only those asked for, and keeps the most recently used ones: within `cache_bytes`,
+    and `most` of them, which grows where one is asked for again soon after it was dropped.
     """
 
     def __init__(
-        self, open_file: Callable[[str], pq.ParquetFile], columns: Sequence[str], cache_bytes: int
+        self,
+        open_file: Callable[[str], pq.ParquetFile],
+        columns: Sequence[str],
+        cache_bytes: int,
+        most: int | None = None,
     ) -> None:
         self._open = open_file
         self._columns = list(columns)
         self._cache_bytes = cache_bytes
+        self._most = most
         self._files: OrderedDict[str, tuple[pq.ParquetFile, IntArray]] = OrderedDict()
         self._blocks: OrderedDict[tuple[str, int], dict[str, Column]] = OrderedDict()
+        self._dropped: deque[tuple[str, int]] = deque(maxlen=most)
         self._held = 0
 
     def rows_in(self, name: str) -> int:
@@ -103,24 +110,43 @@ class Blocks:
         order = np.lexsort((groups, codes))
         cuts = np.flatnonzero(np.diff(codes[order]) | np.diff(groups[order])) + 1
         pieces = [piece for piece in np.split(order, cuts) if len(piece)]
-        parts = [self._take(names[codes[piece[0]]], int(groups[piece[0]]), local[piece]) for piece in pieces]
+        # What is there first: reading the others may drop it.
+        pieces.sort(key=lambda piece: (names[codes[piece[0]]], int(groups[piece[0]])) not in self._blocks)
+        order = np.concatenate([order[:0], *pieces])
+        alone = len(pieces) == 1
+        parts = [
+            self._take(names[codes[piece[0]]], int(groups[piece[0]]), local[piece], view=alone)
+            for piece in pieces
+        ]
         back = None if np.all(np.diff(order) == 1) else np.argsort(order)
         return {column: _join([part[column] for part in parts], back) for column in self._columns}
 
-    def _take(self, name: str, group: int, index: IntArray) -> dict[str, Column]:
-        return {column: held.take(index) for column, held in self._block(name, group).items()}
+    def _take(self, name: str, group: int, index: IntArray, *, view: bool) -> dict[str, Column]:
+        taken = {column: held.take(index) for column, held in self._block(name, group).items()}
+        # Views of many blocks would hold all of them in memory until they are joined.
+        return taken if view else {column: _own(values) for column, values in taken.items()}
 
     def _block(self, name: str, group: int) -> dict[str, Column]:
         if (name, group) in self._blocks:
             self._blocks.move_to_end((name, group))
             return self._blocks[name, group]
+        if self._most is not None and len(self._blocks) >= self._most:
+            if (name, group) in self._dropped:
+                self._most += 1
+            else:
+                self._drop_oldest()
         table = self._file(name)[0].read_row_group(group, columns=self._columns)
-        block = {column: _decode(table.column(column).combine_chunks()) for column in self._columns}
+        block = {column: _decode(_whole(table.column(column))) for column in self._columns}
         self._blocks[name, group] = block
         self._held += _nbytes(block)
         while self._held > self._cache_bytes and len(self._blocks) > 1:
-            self._held -= _nbytes(self._blocks.popitem(last=False)[1])
+            self._drop_oldest()
         return block
+
+    def _drop_oldest(self) -> None:
+        key, block = self._blocks.popitem(last=False)
+        self._dropped.append(key)
+        self._held -= _nbytes(block)
 
     def _file(self, name: str) -> tuple[pq.ParquetFile, IntArray]:
         if name in self._files:
@@ -135,10 +161,23 @@ class Blocks:
         return self._files[name]
 
 
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array of all chunks; `combine_chunks` would copy a single one, too."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _decode(column: pa.Array) -> Column:
     if not pa.types.is_list(column.type):
         return column
     return ListColumn(Ragged.from_arrow(column), column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _own(column: Column) -> Column:
+    """The same values in memory of their own."""
+    if not isinstance(column, ListColumn):
+        return column  # `take` of Arrow copies
+    rows = column.rows
+    return ListColumn(Ragged(rows.values.copy(), rows.offsets), column.valid)
 
 
 def _join(parts: list[Any], back: IntArray | None) -> Column:

@@ -16,7 +16,9 @@ from offline_rec.data.rows import RowStore
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
 
-SAMPLES = 64
+SAMPLES, SAMPLED_GROUPS = 64, 16
+"""Rows that are decoded, and groups that they come from: each may have to be read from another place."""
+
 LONGEST_STOP = 32
 RETOKENISE = "or pass --retokenise to make ids from the text (logged log-probs are then absent)"
 
@@ -94,14 +96,18 @@ def _check_sample(ds: "Dataset", tokenizer: Any, policy: str | None, condition: 
 
 def _draw(ds: "Dataset", policy: str | None, condition: str, seed: int) -> _Sample:
     """A sample that depends on the rows and the seed alone, not on their order in the dataset."""
+    draw = f"md5(response_id || '{int(seed)}')"
     table = ds.sql(
-        "SELECT file, file_row, response, response_messages IS NOT NULL AS partial FROM rollouts "
-        f"WHERE policy IS NOT DISTINCT FROM $policy AND {condition} "
-        f"ORDER BY md5(response_id || '{int(seed)}') LIMIT {SAMPLES}",
+        f"""WITH matching AS (FROM rollouts WHERE policy IS NOT DISTINCT FROM $policy AND {condition}),
+        groups AS (SELECT group_id FROM matching GROUP BY group_id
+            ORDER BY md5(group_id || '{int(seed)}'), group_id LIMIT {SAMPLED_GROUPS})
+        SELECT file, file_row, response, response_messages IS NOT NULL AS partial
+        FROM matching SEMI JOIN groups USING (group_id)
+        ORDER BY row_number() OVER (PARTITION BY group_id ORDER BY {draw}), {draw} LIMIT {SAMPLES}""",
         {"policy": policy},
     )
     at = table.column("file_row").to_numpy()
-    rows = RowStore(ds).take(table.column("file").to_pylist(), at, strict=False)
+    rows = RowStore(ds, cache_bytes=0).take(table.column("file").to_pylist(), at, strict=False)
     return _Sample(
         rows.response_id,
         [rows.prompt_ids[i].tolist() for i in range(len(rows))],

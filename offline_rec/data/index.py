@@ -6,19 +6,20 @@ Both are written as a stream and read through a memory map: no memory grows with
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_tools.errors import DataError
 from data_tools.schema import ROW_GROUP_ROWS
 from data_tools.shaping.checks import LARGEST
-from offline_rec.data.order import Floats, Ints
+from offline_rec.data.admission import LEFT_OUT, Admission, floats, integers
+from offline_rec.data.order import Floats, Ints, shuffled
 from offline_rec.data.passes import Sharing, cost_of, plan
 
 if TYPE_CHECKING:
@@ -56,57 +57,9 @@ GROUPS = pa.schema(
     ]
 )
 
-LEFT_OUT = {
-    "zero_weight": "their weight is 0",
-    "no_tokens": "they have no token of prompt or response",
-    "too_long": "they have more tokens than max_tokens, or than the model's context",
-    "temperature_0": "they were decoded greedily, so they have no ratio, which the algorithm needs",
-}
-"""Why rows that shaping kept are not trained on: code -> meaning."""
-
 
 class UnusableNumber(DataError):
     """An advantage, weight or priority that is null, not finite or negative where it must not be."""
-
-
-Lengths = Callable[[Ints, Ints], tuple[Ints, Ints]]
-"""(codes of batches, rows) -> tokens of prompt and response, -1 where a row has no ids."""
-
-
-@dataclass(frozen=True)
-class Admission:
-    """Which of the rows that shaping kept are trained on; `batches` names those of their dataset."""
-
-    batches: Sequence[str]
-    max_tokens: int | None = None
-    needs_ratio: bool = False
-    lengths: Lengths | None = None
-    retokenise: bool = False
-
-    def reasons(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> NDArray[np.int8]:
-        """Why each row is left out, as 1 + its place in `LEFT_OUT`; 0 for a row that stays."""
-        out = {
-            "zero_weight": _floats(rows, "weight") == 0,
-            "no_tokens": (prompt <= 0) | (response <= 0),
-            "too_long": prompt + response > (self.max_tokens or np.inf),
-            "temperature_0": self.needs_ratio & (_floats(rows, "temperature") == 0),
-        }
-        reason = np.zeros(len(rows), np.int8)
-        for place, name in reversed(list(enumerate(LEFT_OUT, start=1))):
-            reason[out[name]] = place
-        return reason
-
-    def token_counts(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """Tokens of prompt and response, from `lengths` where ids are made from text."""
-        prompt, response = (
-            rows.column(name).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            for name in ("n_prompt_tokens", "n_tokens")
-        )
-        made = (prompt < 0) | (response < 0) | self.retokenise
-        if self.lengths is not None and made.any():
-            at = (_integers(rows, "file")[made], _integers(rows, "file_row")[made])
-            prompt[made], response[made] = self.lengths(*at)
-        return prompt, response
 
 
 @dataclass
@@ -144,13 +97,17 @@ def build_index(
     """
     codes = "SELECT unnest($names) AS file, unnest(range(len($names))) AS code"
     con.execute(f"CREATE OR REPLACE TEMP TABLE _codes AS {codes}", {"names": list(admission.batches)})
+    # Most rows have no mask, which takes no reading; what is 0 everywhere is rare.
+    masked = "false" if admission.retokenise else "coalesce(n_tokens > 0 AND list_max(loss_mask) = 0, false)"
+    con.execute(f"CREATE OR REPLACE TEMP TABLE _masked AS SELECT file, file_row FROM rollouts WHERE {masked}")
     query = f"""
         WITH shaped AS ({statement}), placed AS (
-            SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file),
+            SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file), m.file IS NOT NULL AS masked,
                 min(c.code * {FILE_SHIFT} + s.file_row) OVER (PARTITION BY s.group_key) AS home
-            FROM shaped s JOIN _codes c ON c.file = s.file)
+            FROM shaped s JOIN _codes c ON c.file = s.file
+                LEFT JOIN _masked m ON m.file = s.file AND m.file_row = s.file_row)
         SELECT response_id, file, file_row, home, advantage, weight, {priority} AS priority, expert, reward,
-            temperature, n_prompt_tokens, n_tokens
+            temperature, n_prompt_tokens, n_tokens, masked
         FROM placed ORDER BY home, file, file_row"""
     folder.mkdir(parents=True, exist_ok=True)
     with _IndexWriter(folder, admission) as writer:
@@ -185,7 +142,7 @@ class _IndexWriter:
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next rows."""
         for name, least in (("advantage", -np.inf), ("weight", 0.0), ("priority", 0.0)):
-            values = _floats(batch, name)
+            values = floats(batch, name)
             _refuse(batch, name, ~(np.abs(values) <= LARGEST) | (values < least))
         prompt, response = self._admission.token_counts(batch)
         reasons = self._admission.reasons(batch, prompt, response)
@@ -197,7 +154,7 @@ class _IndexWriter:
             self._write(batch.filter(pa.array(stays)), prompt[stays], response[stays])
 
     def _write(self, rows: pa.RecordBatch, prompt: Ints, response: Ints) -> None:
-        homes = _integers(rows, "home")
+        homes = integers(rows, "home")
         new = np.diff(homes, prepend=self._home) != 0
         ordinal = self.counts.groups + np.cumsum(new) - 1
         columns = {name: rows.column(name) for name in ("response_id", "file", "file_row")}
@@ -206,12 +163,12 @@ class _IndexWriter:
         written = pa.record_batch([columns[f.name].cast(f.type) for f in ROWS], schema=ROWS)
         self._rows.write(written)
         self._note_content(written)
-        self._note_groups(homes, new, tokens=prompt + response, priority=_floats(rows, "priority"))
+        self._note_groups(homes, new, tokens=prompt + response, priority=floats(rows, "priority"))
         self._home = int(homes[-1])
         self.counts.groups += int(new.sum())
         self.counts.rows += len(rows)
-        self.counts.signal += int(np.count_nonzero(_floats(rows, "advantage")))
-        self.counts.visited += int(np.count_nonzero(_floats(rows, "priority")))
+        self.counts.signal += int(np.count_nonzero(floats(rows, "advantage")))
+        self.counts.visited += int(np.count_nonzero(floats(rows, "priority")))
         self.counts.tokens += int((prompt + response).sum())
         self.counts.longest = max(self.counts.longest, int((prompt + response).max()))
 
@@ -220,7 +177,8 @@ class _IndexWriter:
         for name, digest in self._digests.items():
             column = rows.column(name)
             if pa.types.is_string(column.type):
-                digest.update("".join(f"{value}\n" for value in column.to_pylist()).encode())
+                lines = pc.binary_join_element_wise(column, "\n", "")
+                digest.update(lines.buffers()[2].slice(0, pc.sum(pc.binary_length(lines)).as_py()))
             else:
                 digest.update(column.to_numpy(zero_copy_only=False).tobytes())
 
@@ -297,19 +255,35 @@ class Index:
         A block is the groups that begin in one row group of the dataset; small neighbours are one block, so
         that a dataset of many small batches is shuffled as well as one of few large ones.
         """
-        last, before, firsts, rows = -1, 0, [], []
-        for chunk in self._groups.select(["row_group", "start"]).to_batches():
-            at = np.flatnonzero(np.diff(_integers(chunk, "row_group"), prepend=last))
-            firsts += (at + before).tolist()
-            rows += _integers(chunk, "start")[at].tolist()
-            last, before = chunk.column("row_group")[-1].as_py(), before + len(chunk)
         kept: list[int] = []
         begun = -ROW_GROUP_ROWS
-        for first, row in zip(firsts, rows, strict=True):
+        for first, row in zip(*self._row_groups(), strict=True):
             if row - begun >= ROW_GROUP_ROWS // 2:
                 kept.append(first)
                 begun = row
-        return np.array([*kept, before], np.int64)
+        return np.array([*kept, self.n_groups], np.int64)
+
+    def draw(self, count: int, seed: int, *, row_groups: int) -> Ints:
+        """At most `count` groups, the same for a seed, ascending; of as few row groups as will do, but of
+        `row_groups` if there are so many: a row group is what has to be read for one of its groups.
+        """
+        first = np.array([*self._row_groups()[0], self.n_groups], np.int64)
+        order = shuffled(len(first) - 1, seed, 1)
+        enough = int(np.searchsorted(np.cumsum(np.diff(first)[order]), count)) + 1
+        chosen = np.sort(order[: max(enough, row_groups)])
+        near = np.concatenate([np.zeros(0, np.int64), *(np.arange(first[i], first[i + 1]) for i in chosen)])
+        drawn: Ints = np.sort(near[shuffled(len(near), seed)[:count]])
+        return drawn
+
+    def _row_groups(self) -> tuple[list[int], list[int]]:
+        """The first group, and its first row, of every run of groups that begin in one row group."""
+        last, before, firsts, rows = -1, 0, [], []
+        for chunk in self._groups.select(["row_group", "start"]).to_batches():
+            at = np.flatnonzero(np.diff(integers(chunk, "row_group"), prepend=last))
+            firsts += (at + before).tolist()
+            rows += integers(chunk, "start")[at].tolist()
+            last, before = chunk.column("row_group")[-1].as_py(), before + len(chunk)
+        return firsts, rows
 
     def priorities(self) -> Floats:
         """Priority of every group, [groups]."""
@@ -361,17 +335,6 @@ class Index:
 
 def _mapped(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-def _floats(rows: pa.RecordBatch, name: str) -> Floats:
-    """A column as float64, null as NaN."""
-    values: Floats = rows.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return values
-
-
-def _integers(rows: pa.RecordBatch, name: str) -> Ints:
-    values: Ints = rows.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values
 
 
 def _refuse(rows: pa.RecordBatch, name: str, bad: NDArray[np.bool_]) -> None:

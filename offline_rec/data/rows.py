@@ -84,7 +84,8 @@ class RowStore:
     `tokens_key` names the sidecar of ids made from text, which serves rows without engine ids (under
     `retokenise` all rows, whose logged log-probs are then absent); `anchor_key` and `reference_key` name
     `logprobs` sidecars. A number for a file in `take` and `lengths` indexes `batches`, by default those of
-    the dataset now.
+    the dataset now. The row groups used last are kept decoded, within `cache_bytes`: at first
+    `cache_blocks` of them (those of a window, and one for a group that lies across two), then as many as do.
     """
 
     def __init__(
@@ -97,18 +98,20 @@ class RowStore:
         retokenise: bool = False,
         batches: Sequence[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
+        cache_blocks: int | None = None,
     ) -> None:
         self.batches = list(ds.batches() if batches is None else batches)
         self.retokenise = retokenise
         self._code = {name: code for code, name in enumerate(self.batches)}
+        room = cache_bytes, cache_blocks
         self._rollouts, self._rollout_lengths = (
-            Blocks(lambda name: open_parquet(ds.rollout_path(name)), columns, cache_bytes)
+            Blocks(lambda name: open_parquet(ds.rollout_path(name)), columns, *room)
             for columns in ([*FACTS, *IDS, "behavior_logprobs"], LENGTHS)
         )
-        self._tokens = _Sidecar(ds, "tokens", tokens_key, IDS, cache_bytes=cache_bytes)
-        self._token_lengths = _Sidecar(ds, "tokens", tokens_key, LENGTHS, cache_bytes=cache_bytes)
-        self._anchor = _Sidecar(ds, "logprobs", anchor_key, ["logprobs"], cache_bytes=cache_bytes)
-        self._reference = _Sidecar(ds, "logprobs", reference_key, ["logprobs"], cache_bytes=cache_bytes)
+        self._tokens = _Sidecar(ds, "tokens", tokens_key, IDS, room=room)
+        self._token_lengths = _Sidecar(ds, "tokens", tokens_key, LENGTHS, room=room)
+        self._anchor = _Sidecar(ds, "logprobs", anchor_key, ["logprobs"], room=room)
+        self._reference = _Sidecar(ds, "logprobs", reference_key, ["logprobs"], room=room)
 
     def take(
         self, file: Sequence[str] | NDArray[Any], file_row: NDArray[np.integer[Any]], *, strict: bool = True
@@ -200,14 +203,14 @@ class _Sidecar:
         key: str | None,
         columns: list[str],
         *,
-        cache_bytes: int,
+        room: tuple[int, int | None],
     ) -> None:
         self.key = key
         self._columns = columns
         if key is not None:
             sidecar = ds.sidecar(kind, key)
             self._missing = set(sidecar.missing())
-            self._blocks = Blocks(lambda name: open_parquet(sidecar.path(name)), columns, cache_bytes)
+            self._blocks = Blocks(lambda name: open_parquet(sidecar.path(name)), columns, *room)
 
     def gather(
         self, names: Sequence[str], codes: IntArray, at: IntArray, wanted: NDArray[np.bool_] | None = None

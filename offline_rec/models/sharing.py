@@ -93,6 +93,17 @@ def find_sharing(model: Any, logprobs: Callable[[Layout], Tensor]) -> Sharing:
     return Sharing(costs, shares=reason is None, limit=limit)
 
 
+def beyond_window(sharing: Sharing, longest: int) -> str | None:
+    """What to say where some rows, up to so many tokens, are longer than attention reaches back."""
+    if not sharing.shares or sharing.limit is None or longest <= sharing.limit:
+        return None
+    return (
+        f"rows have up to {longest} tokens, and the model's attention window is {sharing.limit}: in"
+        " micro-batches with rows beyond it each response is computed with its prompt (timing.shared in"
+        " metrics.jsonl is the share of rows that are not)"
+    )
+
+
 def costs_of(model: Any) -> Costs:
     """Costs in tokens, from the sizes of the model and what hardware of its kind can do."""
     config = model.config.get_text_config()

@@ -12,7 +12,7 @@ from typing import Any
 import data_tools
 from data_tools.errors import RecError
 from offline_rec.config import FitConfig
-from offline_rec.data.index import LEFT_OUT
+from offline_rec.data.admission import LEFT_OUT
 from offline_rec.models.footprint import context_of
 from offline_rec.models.loading import choose_device, load_tokenizer
 from offline_rec.training.memory import (

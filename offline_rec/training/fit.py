@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from offline_rec.config import FitConfig
-from offline_rec.data.index import LEFT_OUT
+from offline_rec.data.admission import LEFT_OUT
 from offline_rec.models.policy import Policy
 from offline_rec.training import checkpoint, trackers
 from offline_rec.training.engine import Engine
@@ -88,6 +90,8 @@ def fit(
     Under a launcher of processes every rank calls this; `LostRank` says that another one has gone.
     """
     trackers.chosen(config)
+    # Arrow's own allocator keeps what is freed: row groups come and go, and memory grew with their number.
+    pa.set_memory_pool(pa.system_memory_pool())
     if engine is not None:
         return _fit(config, engine, resume=resume, progress=progress)
     engine = choose_engine(config)

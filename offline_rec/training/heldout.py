@@ -1,14 +1,14 @@
 """What a policy is like on groups that it never trains on: no loss, no gradient, the same rows every time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from offline_rec.data.index import Index, IndexedRows
-from offline_rec.data.order import Floats, Ints, share_out, shuffled
+from offline_rec.data.order import Floats, Ints, share_out
 from offline_rec.data.packing import micro_batches
 from offline_rec.data.passes import Sharing
 from offline_rec.data.rows import Rows, RowStore
@@ -17,7 +17,10 @@ from offline_rec.objectives import ratios
 from offline_rec.training.engine import Engine
 
 CHUNK_TOKENS = 1 << 20
-"""Tokens of the groups that are read at once."""
+"""Tokens of the groups that are read at once; so many are kept from one measurement to the next."""
+
+ROW_GROUPS = 16
+"""Row groups of the dataset that held-out groups come from, where so many will do."""
 
 FACTS = ("ordinal", "reward", "tokens", "logprob", "known", "k3", "log_ratio")
 
@@ -35,13 +38,14 @@ class HeldOut:
     groups: Ints
     anchor: str | None
     logged: bool
+    _kept: list[tuple[Rows, IndexedRows]] = field(default_factory=list)
 
     @classmethod
     def choose(
         cls, index: Index, store: RowStore, *, count: int, seed: int, anchor: str | None, logged: bool
     ) -> "HeldOut":
         """At most `count` groups, drawn once for a seed."""
-        groups = np.sort(shuffled(index.n_groups, seed)[:count])
+        groups = index.draw(count, seed, row_groups=ROW_GROUPS)
         return cls(index, store, groups, anchor, logged)
 
     def measure(self, engine: Engine, policy: Policy, *, token_budget: int) -> dict[str, float]:
@@ -68,14 +72,21 @@ class HeldOut:
                 policy.logprobs(lent, passes=passes)
 
     def _parts(self, engine: Engine, sharing: Sharing) -> Iterator[tuple[Rows, IndexedRows]]:
-        """This rank's groups, as many at a time as memory allows."""
+        """This rank's groups, as many at a time as memory allows; if that is all of them, read once."""
+        if self._kept:
+            yield from self._kept
+            return
         work = self.index.work(self.groups, sharing)
         mine = self.groups[share_out(work, engine.world_size)[engine.rank]]
         ends = np.cumsum(self.index.tokens(mine)) // CHUNK_TOKENS
-        for part in np.split(mine, np.flatnonzero(np.diff(ends)) + 1):
+        parts = np.split(mine, np.flatnonzero(np.diff(ends)) + 1)
+        for part in parts:
             indexed = self.index.take(part)
             if len(indexed):
-                yield self.store.take(indexed.file, indexed.file_row), indexed
+                read = self.store.take(indexed.file, indexed.file_row), indexed
+                if len(parts) == 1:
+                    self._kept.append(read)
+                yield read
 
 
 def summarise(facts: dict[str, Floats], *, logged: bool) -> dict[str, float]:

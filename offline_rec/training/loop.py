@@ -95,7 +95,7 @@ class Loop:
     def go(self) -> None:
         """Run to the last step, or until a guard stops."""
         with (
-            Prefetcher(self.run.source.read, self.run.total_steps) as reader,
+            Prefetcher(self.run.source.read, self.step + 1, self.run.total_steps) as reader,
             Interrupts(self._leaving) as interrupts,
         ):
             if self.step == self.run.first_step and self.run.heldout is not None:

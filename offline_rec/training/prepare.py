@@ -35,7 +35,6 @@ from offline_rec.training.run_folder import check_folder, write_config
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
 
-HELDOUT_CACHE_BYTES = 64 << 20
 FIELD_OF_ANCHOR = {"behavior": "behavior", "none": None}
 """Field of `Rows` that holds the anchor's log-probs; those of a scored policy are in `anchor`."""
 
@@ -214,7 +213,7 @@ def _assemble(
             window=config.shuffle_blocks,
             priority=None if plan.shaping.priority is None else index.priorities(),
         ),
-        store=open_rows(reference_key=snapshot.reference_key),
+        store=open_rows(reference_key=snapshot.reference_key, cache_blocks=config.shuffle_blocks + 1),
         groups_per_step=groups_per_step,
         n_groups=visits,
         token_budget=config.tokens_per_micro_batch,
@@ -228,7 +227,7 @@ def _assemble(
     if snapshot.holdout["groups"] and config.eval_every is not None:
         heldout = HeldOut.choose(
             Index(folder / HOLDOUT),
-            open_rows(cache_bytes=HELDOUT_CACHE_BYTES),
+            open_rows(cache_bytes=0),
             count=config.eval_groups,
             seed=config.seed,
             anchor=anchor,

@@ -8,7 +8,7 @@ import numpy as np
 
 from offline_rec.data.index import Index
 from offline_rec.data.order import Ints, Order, Position, imbalance, share_out
-from offline_rec.data.packing import micro_batches
+from offline_rec.data.packing import fullness, micro_batches
 from offline_rec.data.passes import Sharing, fill_of, plan_rows
 from offline_rec.data.rows import RowStore
 from offline_rec.training.step import StepRows
@@ -64,20 +64,28 @@ class StepSource:
             anchor=self.anchor,
             tokens=int(self.index.tokens(groups).sum()),
             groups=len(groups),
-            packing={"fill": fill_of(passes), "imbalance": imbalance(work, shares)},
+            packing={
+                "fill": fill_of(passes),
+                "budget_used": fullness(rows, batches, self.token_budget, self.sharing),
+                "micro_batches": len(batches),
+                "shared": sum(len(one.opens) for one in passes if one.opens is not None) / len(rows),
+                "imbalance": imbalance(work, shares),
+            },
         )
 
 
 class Prefetcher:
-    """Calls `read(step)` for the next step in a thread of its own, one step ahead."""
+    """Calls `read(step)`, for the steps from `first` to `last`, in a thread of its own, one step ahead."""
 
-    def __init__(self, read: Callable[[int], StepRows], last: int) -> None:
+    def __init__(self, read: Callable[[int], StepRows], first: int, last: int) -> None:
         self._read = read
+        self._first = first
         self._last = last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rec-reader")
         self._ahead: dict[int, Future[StepRows]] = {}
 
     def __enter__(self) -> "Prefetcher":
+        self._submit(self._first)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,8 +93,10 @@ class Prefetcher:
 
     def get(self, step: int) -> StepRows:
         """The rows of a step; those of the next one are being read when this returns."""
-        due = self._ahead.pop(step, None) or self._thread.submit(self._read, step)
-        rows = due.result()
-        if step < self._last:
-            self._ahead[step + 1] = self._thread.submit(self._read, step + 1)
+        rows = (self._ahead.pop(step, None) or self._thread.submit(self._read, step)).result()
+        self._submit(step + 1)
         return rows
+
+    def _submit(self, step: int) -> None:
+        if step <= self._last:
+            self._ahead[step] = self._thread.submit(self._read, step)

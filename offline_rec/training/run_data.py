@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 from data_tools import shaping as shapings
 from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
-from data_tools.shaping.checks import check_trajectories, invalid_rows, nothing_left
+from data_tools.shaping.checks import any_turns, check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.statement import stages, with_stages
 from offline_rec.config import FitConfig
-from offline_rec.data.index import LEFT_OUT, Admission, IndexCounts, UnusableNumber, build_index
+from offline_rec.data.admission import LEFT_OUT, Admission
+from offline_rec.data.index import IndexCounts, UnusableNumber, build_index
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot, SourceFile, source_files, source_names
 from offline_rec.data.tokens import TokenPlan
 from offline_rec.data.tokens import prepare as prepare_tokens
 from offline_rec.models.policy import Policy
 from offline_rec.models.score import score
+from offline_rec.models.sharing import beyond_window
 from offline_rec.training.plan import Plan, remarks
 from offline_rec.training.run_folder import begun
 
@@ -64,6 +66,8 @@ def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], N
         notes = [*tokens.notes, *remarks(con, plan, config)]
         train, heldout = index_rows(run, con, files, tokens)
         fits(train)
+        windowed = beyond_window(policy.sharing, train.longest)
+        notes += [windowed] if windowed else []
         Snapshot(
             files=files,
             now=now.isoformat(),
@@ -165,11 +169,13 @@ def _index(
     # Not `compile`, whose order by group is not the one that is needed here, and costs a sort.
     unordered = f"SELECT {', '.join(shapings.COLUMNS)} FROM final WHERE kept"
     with sql_errors_named(con, shaping, split):
-        check_trajectories(con, shaping, split)
+        turns = any_turns(con)
+        if turns:
+            check_trajectories(con, shaping, split)
         try:
             counts = build_index(
                 con,
-                with_stages(stages(shaping, split), unordered),
+                with_stages(stages(shaping, split, turns=turns), unordered),
                 Path(run.config.out) / folder,
                 admission=admission,
                 priority="1.0" if shaping.priority is None else "priority",

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.shaping import BASELINES, DROPS, SCALES, Shaping, compile, shape
+from data_tools.shaping import BASELINES, COLUMNS, DROPS, SCALES, Shaping, compile, shape
+from data_tools.shaping.checks import any_turns
+from data_tools.shaping.statement import stages, with_stages
 from tests.data_tools.shaping_cases import by_group, column, connect, judged, load, reference, row, shaped
 
 # Thousandths: never within a rounding of each other, often tied.
@@ -63,6 +65,25 @@ def test_group_statistics_are_those_of_numpy_over_one_reward_a_trajectory(rows):
         assert found["group_size"] == len(rewards)
         assert found["group_mean"] == pytest.approx(np.mean(rewards), abs=1e-12)
         assert found["group_std"] == pytest.approx(np.std(rewards), abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=populations(trajectories=False, nulls=True),
+    drop=st.sampled_from(sorted(DROPS)),
+    unrewarded=st.sampled_from(["drop", "keep"]),
+)
+def test_stages_without_turns_give_the_same_where_no_row_is_one(rows, drop, unrewarded):
+    given_anyway = {"advantage": "coalesce(advantage, 1)"} if unrewarded == "keep" else {}
+    shaping = Shaping(drop=drop, scale="std", baseline="shrunk", unrewarded=unrewarded, **given_anyway)
+    load(CON, rows)
+    assert not any_turns(CON)
+    select = f"SELECT {', '.join(COLUMNS)} FROM final WHERE kept ORDER BY group_key, response_id"
+    tables = [
+        CON.sql(with_stages(stages(shaping, "train", turns=turns), select)).to_arrow_table()
+        for turns in (True, False)
+    ]
+    assert tables[0].equals(tables[1])
 
 
 @settings(max_examples=30, deadline=None)

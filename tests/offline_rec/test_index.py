@@ -5,7 +5,8 @@ import pytest
 
 from data_tools.errors import DataError
 from offline_rec.data import index as index_module
-from offline_rec.data.index import Admission, Index, build_index
+from offline_rec.data.admission import Admission
+from offline_rec.data.index import Index, build_index
 from tests.offline_rec.logged import dataset
 
 STATEMENT = """
@@ -65,11 +66,14 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path):
         row("long", "a", tokens=9),
         row("empty", "a", tokens=0),
         row("textual", "a", prompt_ids=None, response_ids=None),
+        row("masked", "a", loss_mask=[0, 0, 0]),
+        row("partly_masked", "a", loss_mask=[0, 1, 0]),
         row("unknown_temperature", "a", temperature=None),
     ]
     counts, index = build(tmp_path, rows, admission={"max_tokens": 10, "needs_ratio": True})
-    assert counts.left_out == {"zero_weight": 1, "no_tokens": 2, "too_long": 1, "temperature_0": 1}
-    assert index.take(np.array([0])).response_id == ["kept", "unknown_temperature"]
+    reasons = {"zero_weight": 1, "no_tokens": 2, "masked": 1, "too_long": 1, "temperature_0": 1}
+    assert counts.left_out == reasons
+    assert index.take(np.array([0])).response_id == ["kept", "partly_masked", "unknown_temperature"]
 
 
 def test_a_greedy_row_stays_where_no_ratio_is_needed(tmp_path):
@@ -147,3 +151,16 @@ def test_numbers_that_cannot_be_used_are_refused_by_row(tmp_path, column, value,
         DataError, match=rf"{message} is not a number that can be used in 1 rows, such as bad"
     ):
         build(tmp_path, [row("good", "a"), row("bad", "a", **{column: value})])
+
+
+def test_groups_are_drawn_from_few_row_groups_and_from_more_only_if_need_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_module, "ROW_GROUP_ROWS", 4)
+    index = build(tmp_path, [row(f"{g}{k}", f"g{g:02}") for g in range(20) for k in range(2)])[1]
+    assert index.block_first().tolist() == [0, *range(2, 21, 2)]
+    for count, expected in ((4, 2), (6, 3), (20, 10), (30, 10)):
+        drawn = index.draw(count, seed=1, row_groups=2)
+        assert drawn.tolist() == sorted(set(drawn.tolist()))
+        assert len(drawn) == min(count, 20)
+        assert len(np.unique(drawn // 2)) == expected
+    assert len(np.unique(index.draw(4, seed=1, row_groups=8) // 2)) > 2
+    assert index.draw(4, seed=1, row_groups=2).tolist() == index.draw(4, seed=1, row_groups=2).tolist()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_rec.data.order import imbalance, share_out
-from offline_rec.data.packing import best_fit, by_length, fitted, micro_batches
+from offline_rec.data.packing import best_fit, by_length, fitted, fullness, micro_batches
 from offline_rec.data.passes import (
     Costs,
     Sharing,
@@ -194,3 +194,27 @@ def test_ranks_finish_together(count: int, ranks: int) -> None:
     assert imbalance(work, parts) <= 1.01
     in_turn = [np.arange(rank, count, ranks) for rank in range(ranks)]
     assert imbalance(work, in_turn) > 1.05
+
+
+@pytest.mark.parametrize("budget", [8192, 16384])
+def test_micro_batches_are_full_unless_cutting_by_length_is_clearly_faster(budget: int) -> None:
+    lengths = log_normal(4096)
+    rows = make_rows([[1]] * 4096, [[2] * (n - 1) for n in lengths])
+    batches = micro_batches(rows, budget, Sharing(CPU))
+    assert fullness(rows, batches, budget, Sharing(CPU)) >= 0.995
+    even = by_length(lengths, budget)
+    assert fullness(rows, even, budget, Sharing(CPU)) < 0.97
+
+    def cost(cut: list[np.ndarray]) -> float:
+        return sum(cost_of(plan_rows(rows.select(batch), Sharing(CPU)), CPU) for batch in cut)
+
+    assert cost(batches) < cost(even) / 0.98
+
+
+def test_a_shared_prompt_takes_its_part_of_the_budget_once() -> None:
+    rows = rows_of([(i % 16, 30) for i in range(128)], prompts=(200,) * 16)
+    batches = micro_batches(rows, 1000, SHARES)
+    assert fullness(rows, batches, 1000, SHARES) == pytest.approx((16 * 200 + 128 * 30) / 8000)
+    alone = micro_batches(rows, 1000, Sharing(CPU))
+    used = 128 * 230 / (1000 * len(alone))
+    assert fullness(rows, alone, 1000, Sharing(CPU)) == pytest.approx(used)

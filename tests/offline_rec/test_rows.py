@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools import schema
@@ -31,6 +31,7 @@ def test_padding_fills_on_the_right(rows: list[list[int]]) -> None:
 
 
 @given(lists_of_rows)
+@settings(deadline=None)
 def test_arrow_lists_survive_a_round_trip_and_a_slice(rows: list[list[int]]) -> None:
     array = pa.array([None, *rows], pa.list_(pa.int32()))
     ragged = Ragged.from_arrow(array.slice(1))
@@ -172,3 +173,23 @@ def test_no_rows_and_unknown_batches() -> None:
         store.take(["z"], np.array([0]))
     with pytest.raises(DataError, match="a has 10 rows, but row 10 is asked for"):
         store.take(["a"], np.array([10]))
+
+
+def test_only_so_many_row_groups_are_kept_and_rows_of_many_hold_none_of_them(ds: Any) -> None:
+    store = RowStore(ds, cache_blocks=2)
+    blocks = store._rollouts
+    rows = store.take(["a"] * 3, np.array([0, 5, 9]))
+    assert [group for _, group in blocks._blocks] == [1, 2]
+    held = [block["response_ids"].rows.values for block in blocks._blocks.values()]
+    assert not any(np.shares_memory(rows.response_ids.values, values) for values in held)
+    every = ["a"] * 3, np.array([0, 5, 9])
+    reads = []
+    for _ in range(3):
+        store.take(*every)
+        reads.append(sorted(group for _, group in blocks._blocks))
+    assert reads[1:] == [[0, 1, 2]] * 2  # three are asked for again and again, so that three are kept
+    few = RowStore(ds, cache_blocks=2)._rollouts
+    parts = few._take("a", 0, np.array([1, 2]), view=False)
+    assert not np.shares_memory(
+        parts["prompt_ids"].rows.values, few._blocks["a", 0]["prompt_ids"].rows.values
+    )

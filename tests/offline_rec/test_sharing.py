@@ -201,6 +201,15 @@ def test_rows_longer_than_a_sliding_window_are_computed_whole(name: str) -> None
         check(policy, rows, compute_shared(policy, rows, TOGETHER))
 
 
+def test_rows_beyond_the_window_are_told_of() -> None:
+    windowed = Sharing(shares=True, limit=10)
+    told = sharing.beyond_window(windowed, 11)
+    assert told is not None
+    assert "up to 11 tokens, and the model's attention window is 10" in told
+    quiet = ((windowed, 10), (Sharing(shares=True), 11), (Sharing(limit=10), 11))
+    assert [sharing.beyond_window(*one) for one in quiet] == [None] * 3
+
+
 def test_layers_that_recompute_get_whole_rows(caplog: pytest.LogCaptureFixture) -> None:
     """Transformers takes the keys and values away from layers that are to compute their activations again."""
     rows = groups()
