@@ -45,6 +45,7 @@ class Measured:
 def measure(code: str, *arguments: str) -> Measured:
     """Run Python code in a fresh process, which tells as its last line what only itself can know."""
     # VmHWM and not ru_maxrss, which also counts this process: the child shares its memory until it execs.
+    os.sync()  # what was written before must not be written now
     with tempfile.TemporaryFile("w+") as errors:
         used, start = os.times(), time.perf_counter()
         with subprocess.Popen(

@@ -1,5 +1,6 @@
 """Processes that help this one: started anew, silent to Ctrl-C, and gone when it is gone."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -9,19 +10,26 @@ from multiprocessing import get_context
 
 POLL_SECONDS = 1.0
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_FROM_HEAP = 32 << 20
+"""glibc takes no higher value."""
 
-def helpers(count: int) -> ProcessPoolExecutor:
+
+def helpers(count: int, *, keeps: int = 0) -> ProcessPoolExecutor:
     """A pool of `count` processes, which import what they need: a fork would inherit threads and their locks.
 
     An interrupt from the terminal is left to this process, and however it ends, even by a kill, they end.
+    Each of them keeps `keeps` bytes of memory that it has freed, for work that comes in like pieces.
     """
     return ProcessPoolExecutor(
-        count, mp_context=get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
+        count, mp_context=get_context("spawn"), initializer=_begin, initargs=(os.getpid(), keeps)
     )
 
 
-def _end_with(parent: int) -> None:
+def _begin(parent: int, keeps: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if keeps:
+        _keep_freed(keeps)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -29,3 +37,11 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _keep_freed(size: int) -> None:
+    """Have glibc not give back what is freed: to take it anew costs a page fault for each 4 KiB."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries have none
+        mallopt(M_MMAP_THRESHOLD, LARGEST_FROM_HEAP)
+        mallopt(M_TRIM_THRESHOLD, size)

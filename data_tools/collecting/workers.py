@@ -25,6 +25,9 @@ from data_tools.readers.base import BlockReader, Reader
 BLOCKS_ALONE = 8
 """Blocks of a collect that are read before processes are started: they take as long to start as these."""
 
+KEPT_BYTES = 64 << 20
+"""Freed memory that a process keeps for its next block, which takes an eighth less time so."""
+
 Piece = LineBlock | Span
 
 
@@ -88,7 +91,7 @@ class Workers:
 
     def _submit(self, task: "Task", piece: Piece) -> Future[Processed]:
         if self._pool is None:
-            self._pool = helpers(self.count)
+            self._pool = helpers(self.count, keeps=KEPT_BYTES)
         return self._pool.submit(task, piece)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from data_tools.errors import DataError
 from data_tools.logs.log import BLOCK_BYTES, TornArchive
 
@@ -14,6 +16,9 @@ LINES_BYTES = 4 << 20
 """Text of one block of lines: large enough to work in columns, small enough that memory stays flat."""
 
 LINES_ROWS = 4096
+
+COUNTED_BYTES = 1 << 18
+"""Text whose lines are counted at once, which a cache should hold."""
 
 MAX_LINE_BYTES = 1 << 30
 """Some trainers write a whole batch as one line, so 100 MB are real; a line beyond this is skipped."""
@@ -94,16 +99,18 @@ class Span:
         return splitter.take()
 
 
-def spans(path: str | Path, *, block_bytes: int = LINES_BYTES, piece: int = BLOCK_BYTES) -> Iterator[Span]:
+def spans(path: str | Path, *, block_bytes: int = LINES_BYTES, piece: int = COUNTED_BYTES) -> Iterator[Span]:
     """Cut a file into spans of the size of blocks; lines are counted here, and read elsewhere."""
     buffer = bytearray(piece)
+    found = np.frombuffer(buffer, np.uint8), np.empty(piece, np.bool_)
     begin = at = count = 0
     first = 1
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(buffer):
-            found = buffer.count(b"\n", 0, size)
-            count += found
-            if found and (at + size - begin >= block_bytes or count >= LINES_ROWS):
+            read, ends = (array[:size] for array in found)
+            lines = int(np.count_nonzero(np.equal(read, 0x0A, out=ends)))  # bytes.count takes twice the time
+            count += lines
+            if lines and (at + size - begin >= block_bytes or count >= LINES_ROWS):
                 end = at + buffer.rfind(b"\n", 0, size) + 1
                 yield Span(str(path), begin, end, first)
                 begin, first, count = end, first + count, 0
