@@ -48,6 +48,7 @@ from offline_rec.training.step import StepRows, update
 SIBLINGS = 8
 LEARNING_RATE = 1e-6
 BUDGET = 16_384
+"""Tokens of a micro-batch of `rec`, its default; --budget takes another."""
 SIDES = ("rec", "plain", "trl")
 
 
@@ -302,7 +303,8 @@ MAKERS: dict[str, Callable[[Shape, int, int], Any]] = {"rec": RecSide, "plain": 
 
 def peak_mib(side: str, name: str, groups: int, batch_rows: int) -> float:
     """The most memory that a process of its own holds in two updates of one side."""
-    options = ["--groups", str(groups), "--batch-rows", str(batch_rows), "--one", side, name]
+    sizes = {"--groups": groups, "--batch-rows": batch_rows, "--budget": BUDGET}
+    options = [*(str(part) for pair in sizes.items() for part in pair), "--one", side, name]
     done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
@@ -364,6 +366,7 @@ def facts() -> dict[str, Any]:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--groups", default=4, show_default=True, help="Groups of eight in an update.")
 @click.option("--batch-rows", default=SIBLINGS, show_default=True, help="Rows of a micro-batch, but for rec.")
+@click.option("--budget", default=BUDGET, show_default=True, help="Tokens of a micro-batch of rec.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory too.")
 @click.option("--output", type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--one", nargs=2, hidden=True)
@@ -373,11 +376,14 @@ def main(
     rounds: int,
     groups: int,
     batch_rows: int,
+    budget: int,
     memory: bool,
     output: str | None,
     one: tuple[str, str] | None,
 ) -> None:
     """Time an update of each side, and its peak memory."""
+    global BUDGET
+    BUDGET = budget
     if one:
         side = MAKERS[one[0]](SHAPES[one[1]], groups, batch_rows)
         side.step()

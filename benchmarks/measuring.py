@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.02
+LOOKED_AT = 100
+"""A look at memory is followed by a pause that is at least so many times as long."""
 
 TELL = """
 import atexit, sys
@@ -88,9 +90,13 @@ class _Watch:
         return self._peak_kib
 
     def _watch(self) -> None:
-        while not self._done.wait(SAMPLE_SECONDS):
+        pause = SAMPLE_SECONDS
+        while not self._done.wait(pause):
+            began = time.perf_counter()
             if children := _children(self._pid):
                 self._peak_kib = max(self._peak_kib, sum(map(_kib, [self._pid, *children])))
+            # The system walks through all pages of a process, which waits meanwhile: it must not notice.
+            pause = max(SAMPLE_SECONDS, LOOKED_AT * (time.perf_counter() - began))
 
 
 def _children(pid: int) -> list[int]:

@@ -19,6 +19,16 @@ ROW_GROUP_BYTES = 64 << 20
 _NEVER_REPEATED = frozenset({*TOKEN_COLUMNS, "logprobs", "response_id", "id_hash", "response", "raw"})
 
 
+def _is_list(field: pa.Field) -> bool:
+    return bool(pa.types.is_list(field.type))
+
+
+def _numbers(schema: pa.Schema) -> list[str]:
+    """Lists of 32-bit numbers: byte by byte they take a seventh less space, and less time both ways."""
+    wide = (pa.int32(), pa.float32())
+    return [f"{f.name}.list.element" for f in schema if _is_list(f) and f.type.value_type in wide]
+
+
 def conform(table: "pa.Table | pa.RecordBatch", schema: pa.Schema, what: str) -> pa.Table:
     """Return `table` with exactly the columns and types of `schema`; absent nullable columns become null.
 
@@ -119,6 +129,8 @@ class ParquetFileWriter:
                     self.schema,
                     compression="zstd",
                     use_dictionary=columns,
+                    use_byte_stream_split=_numbers(self.schema),
+                    write_statistics=[field.name for field in self.schema if not _is_list(field)],
                     write_page_index=False,
                 )
         return self._writer
