@@ -23,10 +23,9 @@ def _is_list(field: pa.Field) -> bool:
     return bool(pa.types.is_list(field.type))
 
 
-def _numbers(schema: pa.Schema) -> list[str]:
-    """Lists of 32-bit numbers: byte by byte they take a seventh less space, and less time both ways."""
-    wide = (pa.int32(), pa.float32())
-    return [f"{f.name}.list.element" for f in schema if _is_list(f) and f.type.value_type in wide]
+def _logprobs(schema: pa.Schema) -> list[str]:
+    """Lists of floats, a tenth smaller byte by byte. Ids would be, too, but few programs read that."""
+    return [f"{f.name}.list.element" for f in schema if _is_list(f) and f.type.value_type == pa.float32()]
 
 
 def conform(table: "pa.Table | pa.RecordBatch", schema: pa.Schema, what: str) -> pa.Table:
@@ -129,7 +128,7 @@ class ParquetFileWriter:
                     self.schema,
                     compression="zstd",
                     use_dictionary=columns,
-                    use_byte_stream_split=_numbers(self.schema),
+                    use_byte_stream_split=_logprobs(self.schema),
                     write_statistics=[field.name for field in self.schema if not _is_list(field)],
                     write_page_index=False,
                 )

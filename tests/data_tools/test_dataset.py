@@ -222,6 +222,21 @@ def test_long_responses_close_a_row_group_early(ds, monkeypatch):
     assert metadata.num_rows == 40
 
 
+def test_only_encodings_that_common_readers_know_are_written(ds):
+    commit(ds, row("r", response_ids=[5, 6], behavior_logprobs=[-0.5, -0.25], loss_mask=[1, 0]))
+    with pq.ParquetFile(f"{ds.path}/rollouts/{ds.batches()[0]}.parquet") as file:
+        group = file.metadata.row_group(0)
+        columns = [group.column(i) for i in range(group.num_columns)]
+    split = {column.path_in_schema for column in columns if "BYTE_STREAM_SPLIT" in column.encodings}
+    assert split == {"behavior_logprobs.list.element"}
+    known = {"PLAIN", "RLE", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"}
+    assert {encoding for column in columns for encoding in column.encodings} <= known
+    assert {column.path_in_schema for column in columns if column.statistics is None} == {
+        f"{name}.list.element"
+        for name in ("prompt_ids", "response_ids", "behavior_logprobs", "loss_mask", "flags")
+    }
+
+
 def test_file_and_file_row_locate_a_row_in_its_batch(ds):
     with ds.writer() as writer:
         writer.rollouts(many(5))
