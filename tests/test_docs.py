@@ -1,5 +1,6 @@
 """The documentation, held to the code: its commands run, its links lead somewhere, its map is whole."""
 
+import importlib.util
 import json
 import os
 import re
@@ -153,3 +154,13 @@ def test_command_has_help_with_an_example_and_stands_in_the_documentation(name):
     assert result.exit_code == 0, result.output
     assert f"rec {name}" in result.output.split("Options:")[0].split("\n", 1)[1]
     assert any(f"rec {name}" in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_the_page_of_measurements_holds_the_figures_that_the_scripts_kept():
+    path = ROOT / "benchmarks" / "results.py"
+    spec = importlib.util.spec_from_file_location("results", path)
+    results = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(results)
+    assert (path.parent / "RESULTS.md").read_text(encoding="utf-8") == results.page(), (
+        "run: python benchmarks/results.py"
+    )
