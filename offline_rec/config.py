@@ -327,7 +327,7 @@ def override(values: dict[str, Any], text: str, fields: Mapping[str, FieldInfo])
     if not dot:
         values[first] = _parse(first, value, fields)
         return
-    if fields[first].annotation != dict[str, Scalar]:
+    if get_origin(fields[first].annotation) is not dict:
         raise ConfigError(f"--set {text!r}: {first} holds no parameters", f"write --set {first}=VALUE")
     values[first] = {**(values.get(first) or {}), rest: _yaml_value(key, value)}
 

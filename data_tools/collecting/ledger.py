@@ -29,7 +29,7 @@ from data_tools.store.views import literal, scan
 MEMORY = "256MB"
 """Of the ledger's database; the rest spills to disk."""
 
-_TOGETHER = 16
+_TOGETHER = 64
 """Chunks that are inserted at once: an insert costs as much as some thousand rows."""
 
 _SEEN = """CREATE TABLE seen (ordinal BIGINT, log INTEGER, source_row BIGINT, hi UBIGINT, lo UBIGINT,

@@ -287,5 +287,7 @@ def test_what_cannot_be_looped_is_refused_before_anything_is_sampled(world, tmp_
         )
     with pytest.raises(ConfigError, match=r"sampler: .*unexpected keyword"):
         loop(example("on-policy", world, tmp_path / "a", "sampler.nothing=1"))
+    with pytest.raises(ConfigError, match=r"asks no server"):
+        loop(example("on-policy", world, tmp_path / "c", "sampler.urls=[http://127.0.0.1:1]"))
     with pytest.raises(DataError, match="no prompts"):
         loop(example("on-policy", world, tmp_path / "b", "where=false"))
