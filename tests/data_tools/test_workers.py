@@ -1,5 +1,6 @@
 """Several processes read what one would, in the same order, and leave nothing behind."""
 
+import fcntl
 import gzip
 import json
 import multiprocessing
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from data_tools.collecting.pipeline import Settings, process
 from data_tools.errors import DataError
 from data_tools.logs.lines import line_blocks, spans
 from data_tools.logs.log import Log
-from data_tools.processes import helpers
+from data_tools.processes import PIPE_BYTES, helpers
 from data_tools.readers.base import BlockReader, RecordReader
 from data_tools.readers.rows import RowsReader
 from tests.data_tools.logged import dataset
@@ -129,6 +131,18 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="a system without sizes of pipes")
+def test_results_come_through_a_wide_pipe(elsewhere):
+    # The pool keeps its pipe to itself: this tells when a later Python has it in another place.
+    ends = os.pipe()
+    with suppress(OSError):  # a system may give less
+        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    result = elsewhere._result_queue._reader.fileno()
+    assert fcntl.fcntl(result, fcntl.F_GETPIPE_SZ) == fcntl.fcntl(ends[0], fcntl.F_GETPIPE_SZ)
+    for end in ends:
+        os.close(end)
 
 
 def test_a_format_that_adds_to_its_chunks_is_never_read_block_by_block():
