@@ -133,9 +133,14 @@ def refresh(
         if resume:
             check_plan(journal.plan["facts"], request.facts(), folder)
         with journal:
-            if reward is not None:
-                try_out(reward, journal.task)
-            return _Refreshing(ds, request, journal, reward, tell).run()
+            try:
+                if reward is not None:
+                    try_out(reward, journal.task)
+                return _Refreshing(ds, request, journal, reward, tell).run()
+            except Exception:
+                if is_unfinished(folder) and not journal.done:
+                    journal.remove()  # nothing was sampled: there is nothing to go on with
+                raise
 
 
 def default_policy(model: str | Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import data_tools
-from data_tools.errors import ConfigError, DataError
+from data_tools.errors import ConfigError, DataError, RecError
 from offline_rec import rewards
 from offline_rec.models.policy import Policy
 from offline_rec.sampling import refresh as refresh_module
@@ -186,6 +186,18 @@ def test_a_sampler_that_answers_some_prompts_only_adds_nothing_and_is_resumed(ds
         run(ds, model, sampler=server)
     assert run(ds, model, sampler=server, resume=True).kept == 8 * N
     assert asked == [8, 5]
+
+
+@pytest.mark.parametrize("wrong", ["model", "reward", "server"])
+def test_a_refresh_that_could_not_begin_leaves_nothing_to_be_resumed(ds, model, tmp_path, wrong):
+    options = {
+        "model": {},
+        "reward": {"reward": rewards.get("exact", column="nothing")},
+        "server": {"sampler": SamplerSettings("server", urls=("http://127.0.0.1:1",), attempts=1)},
+    }[wrong]
+    with pytest.raises(RecError):
+        refresh(ds, tmp_path / "none" if wrong == "model" else model, policy="m", n=N, **options)
+    assert run(ds, model).kept == 8 * N
 
 
 MOMENTS = {
