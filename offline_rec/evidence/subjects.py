@@ -42,6 +42,8 @@ class Subject:
         Raises DataError if there is no such directory, or a run has no model yet.
         """
         folder = Path(path)
+        if not folder.is_dir():
+            raise DataError(f"{folder} does not exist", "name a run directory or a model directory")
         if not (folder / SNAPSHOT_FILE).exists():
             return cls(str(path), folder, None)
         if not (folder / MODEL).is_dir():

@@ -51,4 +51,6 @@ def test_wrong_usage_is_exit_code_2_and_no_model_1(run, place):
     assert run("ope", place / "run").exit_code == 2
     assert run("ope", "--data", place / "ds").exit_code == 2
     assert run("ope", place / "run", "--data", place / "ds", "--where", "nothing = 1").exit_code == 2
-    assert run("ope", place / "nowhere", "--data", place / "ds").exit_code == 1
+    missing = run("ope", place / "nowhere", "--data", place / "ds", "--where", "false")
+    assert missing.exit_code == 1
+    assert f"{place / 'nowhere'} does not exist" in missing.stderr  # before anything about the rows

@@ -272,7 +272,7 @@ def test_a_condition_narrows_the_rows_and_a_wrong_one_is_named(place: Path, ds: 
 
 
 def test_what_is_no_policy_is_named(place: Path, ds: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no model directory"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         ope(ds, [tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="named twice"):
         ope(ds, [place / "m", place / "m"])
