@@ -7,6 +7,7 @@ it is sampled, judged, and verified to be from the weights that it is said to be
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,32 +116,20 @@ def refresh(
     )
     if prompts is not None and (where is not None or columns is not None or budget is not None):
         raise ConfigError("prompts are given, and a choice among those of the dataset", "give one of them")
-    tell = progress or _silent
-
-    def task() -> Task:
-        if isinstance(prompts, Task):
-            return prompts
-        if prompts is not None:
-            return file_task(str(prompts))
-        chosen = None if budget is None else planned_prompts(ds, model, budget, n=n, where=where)
-        return dataset_prompts(ds, where=where, columns=columns, chosen=chosen)
-
     folder = journal_folder(ds, request.policy)
     _check_journal(folder, request.policy, resume=resume)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
-        journal = Journal(folder) if resume else _begin(ds, folder, request, task())
         if resume:
+            journal = Journal(folder)
             check_plan(journal.plan["facts"], request.facts(), folder)
-        with journal:
-            try:
-                if reward is not None:
-                    try_out(reward, journal.task)
-                return _Refreshing(ds, request, journal, reward, tell).run()
-            except Exception:
-                if is_unfinished(folder) and not journal.done:
-                    journal.remove()  # nothing was sampled: there is nothing to go on with
-                raise
+        else:
+            task = _task(ds, request, prompts, where=where, columns=columns, budget=budget)
+            journal = _begin(ds, folder, request, task)
+        with journal, _nothing_left_of_nothing(journal):
+            if reward is not None:
+                try_out(reward, journal.task)
+            return _Refreshing(ds, request, journal, reward, progress or _silent).run()
 
 
 def default_policy(model: str | Path) -> str:
@@ -177,6 +166,35 @@ def _check_journal(folder: Path, policy: str, *, resume: bool) -> None:
             f"a refresh of {policy} is unfinished in {folder}",
             f"go on with it by --resume, or give it up with: rm -r {folder}",
         )
+
+
+def _task(
+    ds: "Dataset",
+    request: Request,
+    prompts: Task | str | Path | None,
+    *,
+    where: str | None,
+    columns: Mapping[str, str] | None,
+    budget: Budget | None,
+) -> Task:
+    """What is asked: the prompts that are given, or those that are chosen in the dataset."""
+    if isinstance(prompts, Task):
+        return prompts
+    if prompts is not None:
+        return file_task(str(prompts))
+    chosen = None if budget is None else planned_prompts(ds, request.model, budget, n=request.n, where=where)
+    return dataset_prompts(ds, where=where, columns=columns, chosen=chosen)
+
+
+@contextmanager
+def _nothing_left_of_nothing(journal: Journal) -> Iterator[None]:
+    """A refresh that failed before anything was sampled leaves nothing to go on with."""
+    try:
+        yield
+    except Exception:
+        if is_unfinished(journal.folder) and not journal.done:
+            journal.remove()
+        raise
 
 
 def _begin(ds: "Dataset", folder: Path, request: Request, task: Task) -> Journal:
