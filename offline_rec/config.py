@@ -158,6 +158,9 @@ class FitConfig(BaseModel):
     )
     device: str = Field("auto", description="Torch device; auto = a GPU where there is one.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower.")
+    kernels: tuple[Literal["flex", "triton"], ...] = Field(
+        (), description="GPU kernels to use: flex (micro-batches as one packed row), triton (log-probs)."
+    )
     engine: Literal["auto", "torch", "ddp", "deepspeed"] = Field(
         "auto",
         description="What computes gradients; auto = torch, ddp in many processes, deepspeed with ZeRO.",
@@ -227,7 +230,7 @@ class FitConfig(BaseModel):
 OUT_OF_THE_UPDATE = frozenset(
     {
         *("dataset", "out", "device", "tokens_per_micro_batch", "gradient_checkpointing", "on_new_data"),
-        *("engine", "zero_stage", "offload"),
+        *("engine", "zero_stage", "offload", "kernels"),
         *("memory_check", "trackers"),
         *("save_every", "keep_checkpoints", "eval_every", "eval_groups", "max_kl", "min_ess", "max_skipped"),
     }

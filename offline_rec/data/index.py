@@ -307,7 +307,7 @@ class Index:
         ):
             response = self._rows.column("n_tokens").slice(start, rows).to_numpy().astype(np.int64)
             prompt = np.full(rows, (tokens - response.sum()) // rows)
-            same = np.zeros(rows, np.int64) if sharing.shares else np.arange(rows)
+            same = np.zeros(rows, np.int64) if sharing.once else np.arange(rows)
             work[i] = cost_of(plan(prompt, response, same, sharing), replace(sharing.costs, launch=0.0))
         return work
 

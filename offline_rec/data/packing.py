@@ -48,7 +48,7 @@ def _counted_once(rows: Rows, sharing: Sharing) -> IntArray:
     """The number of each row's prompt, one of its own for each where prompts cannot be shared."""
     longest = rows.prompt_ids.lengths.max(initial=0) + rows.response_ids.lengths.max(initial=0)
     beyond = sharing.limit is not None and longest > sharing.limit
-    return distinct(rows.prompt_ids) if sharing.shares and not beyond else np.arange(len(rows))
+    return distinct(rows.prompt_ids) if sharing.once and not beyond else np.arange(len(rows))
 
 
 def by_length(lengths: IntArray, token_budget: int) -> list[IntArray]:

@@ -2,6 +2,7 @@
 
 A prompt that several rows have is computed once, and their responses run on its keys and values; other rows
 are computed whole, prompt and response together. Rows of like length share a pass, so that little is padding.
+Where attention can skip what a token does not see, all of it is one row instead, laid end to end.
 All of it is decided by lengths and estimated costs; no tensor exists yet.
 """
 
@@ -17,6 +18,10 @@ from offline_rec.data.rows import Rows
 LEAST_GAIN = 0.93
 """Prompts are shared where that, and two more launches, is estimated to take less than this share of the time
 of whole rows: estimates were up to a fifth too good for tiny models, whose time is that of launches."""
+
+
+BLOCK = 128
+"""A packed row is filled up to a multiple of that many tokens: attention skips blocks of them."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,31 @@ class Costs:
 class Sharing:
     """What a model can do: `shares` says whether rows may run on the keys and values of their prompt.
 
-    `limit`: only where no sequence is longer, because attention reaches no further back; None is any length.
+    `packs`: whether all rows may be one packed row. Both only where no sequence is longer than `limit`,
+    because attention reaches no further back; None is any length.
     """
 
     costs: Costs = Costs()
     shares: bool = False
     limit: int | None = None
+    packs: bool = False
+
+    @property
+    def once(self) -> bool:
+        """Whether a prompt that several rows have may be computed once."""
+        return self.shares or self.packs
 
 
 @dataclass(frozen=True)
 class Pass:
     """Rows that are computed together, `length` tokens each with padding, `real` tokens in all without.
 
-    Three kinds: whole rows; with `opens` the prompts of `rows`, whose keys and values are kept, and whose
+    Four kinds: whole rows; with `opens` the prompts of `rows`, whose keys and values are kept, and whose
     last states predict the first tokens of the rows `opens`, that of `opens[i]` from prompt `place[i]`; with
     `parent` the responses of `rows` without their last tokens, `rows[i]` on prompt `place[i]` of that pass,
-    whose length is `past`.
+    whose length is `past`; with `packed` one row of `length` tokens: the prompts, then the responses of
+    `rows`, again without their last tokens, `rows[i]` to prompt `place[i]`. `packed` is how many pairs of
+    tokens see each other, and `opens` the rows whose prompt others have too.
     """
 
     rows: IntArray
@@ -73,14 +87,17 @@ class Pass:
     parent: int | None = None
     place: IntArray | None = None
     past: int = 0
+    packed: float | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens that are computed, padding too."""
-        return len(self.rows) * self.length
+        return self.length * (len(self.rows) if self.packed is None else 1)
 
     def cost(self, costs: Costs) -> float:
         """Estimated time."""
+        if self.packed is not None:
+            return costs.launch + self.real + costs.attention * self.packed
         return costs.of(len(self.rows), self.length, self.past)
 
 
@@ -94,7 +111,7 @@ def distinct(prompts: Ragged) -> IntArray:
 
 def plan_rows(rows: Rows, sharing: Sharing) -> list[Pass]:
     """The passes that compute the rows of a micro-batch."""
-    number = distinct(rows.prompt_ids) if sharing.shares else np.arange(len(rows))
+    number = distinct(rows.prompt_ids) if sharing.once else np.arange(len(rows))
     return plan(rows.prompt_ids.lengths, rows.response_ids.lengths, number, sharing)
 
 
@@ -104,6 +121,9 @@ def plan(prompt: IntArray, response: IntArray, number: IntArray, sharing: Sharin
     Every row with a response is in one pass without children, or its prompt in one that keeps and, if the
     response has a second token, the response in a child of that pass.
     """
+    within = sharing.limit is None or _longest(prompt + response) <= sharing.limit
+    if sharing.packs and within and response.any():
+        return [packed_row(prompt, response, number)]
     whole = whole_rows(prompt, response, np.arange(len(prompt)), sharing.costs)
     if not sharing.shares:
         return whole
@@ -160,6 +180,23 @@ def shared_prompts(
             own, most, real = longer[some], _longest(inputs[some]), int(inputs[some].sum())
             passes.append(Pass(rows[own], most, real, parent=parent, place=of_row[own], past=length))
     return passes
+
+
+def packed_row(prompt: IntArray, response: IntArray, number: IntArray) -> Pass:
+    """One row of all rows that have a response, every distinct prompt there once."""
+    rows = np.flatnonzero(response)
+    rows = rows[np.argsort(number[rows], kind="stable")]
+    _, first, place = np.unique(number[rows], return_index=True, return_inverse=True)
+    before, inputs = prompt[rows], response[rows] - 1
+    real = int(before[first].sum() + inputs.sum())
+    return Pass(
+        rows,
+        length=-(-real // BLOCK) * BLOCK,
+        real=real,
+        opens=rows[np.bincount(place)[place] > 1],
+        place=place,
+        packed=float((before[first] ** 2).sum() / 2 + (inputs * (before + inputs / 2)).sum()),
+    )
 
 
 def cut(lengths: IntArray, costs: Costs, past: int = 0) -> list[IntArray]:

@@ -1,7 +1,7 @@
 """A causal language model and its tokenizer from a local Hugging Face directory, or one clear error."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,19 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         raise ConfigError(f"unknown dtype {name!r}", f"use auto, {', '.join(DTYPES)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def check_kernels(kernels: Collection[str], device: torch.device) -> None:
+    """Raise ConfigError where GPU kernels are asked for that cannot run."""
+    if kernels and device.type != "cuda":
+        raise ConfigError(
+            f"kernels {', '.join(kernels)} run on a GPU, and the device is {device}", "leave kernels empty"
+        )
+    if "triton" in kernels and find_spec("triton") is None:
+        raise ConfigError(
+            "kernels has triton, which is not installed",
+            "pip install triton (torch's CUDA build for Linux brings it), or leave it out",
+        )
 
 
 def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> Any:

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offline_rec.models.chunks import Chunk, FusedChunk
+
 CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Logits of a chunk: 128 MiB on a CPU, 512 MiB on a GPU, where only large chunks are bound by arithmetic."""
 
-SLICE_ELEMENTS = 1 << 18
-"""Logits that pass through a CPU's cache together, from their maximum to their exponentials."""
-
 SLICE_ROWS = 1 << 14
-MOVED_ROWS = 8
 HALF = (torch.bfloat16, torch.float16)
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -65,14 +63,15 @@ def token_logprobs(
     *,
     temperature: Tensor | None = None,
     chunk: int | None = None,
+    fused: bool = False,
 ) -> Tensor:
     """Log-prob of each target under softmax(logits / temperature), differentiable in hidden states and head.
 
     hidden: [tokens, hidden]; targets: [tokens]; temperature: [tokens], None is 1 everywhere; chunk: tokens
-    whose logits exist at once. Returns [tokens] in float32 (float64 for float64 input), the precision of
-    all sums too.
+    whose logits exist at once; fused: by the kernels of `fused.py`, on a GPU. Returns [tokens] in float32
+    (float64 for float64 input), the precision of all sums too.
     """
-    task = _Task.of(hidden, targets, head, temperature, chunk)
+    task = _Task.of(hidden, targets, head, temperature, chunk, fused=fused)
     result: Tensor = _TokenLogprobs.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]
     return result
 
@@ -85,6 +84,7 @@ def weighted_logprobs(
     *,
     temperature: Tensor | None = None,
     chunk: int | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The log-probs of `token_logprobs`, without gradient, and the scalar sum(c * log-probs).
 
@@ -92,10 +92,10 @@ def weighted_logprobs(
     of its log-probs. It is computed in this forward pass, and may be asked for once. Without gradient, as
     under `torch.no_grad()`, only values are computed.
     """
-    task = _Task.of(hidden, targets, head, temperature, chunk)
+    task = _Task.of(hidden, targets, head, temperature, chunk, fused=fused)
     if not torch.is_grad_enabled() or hidden.dtype == torch.float16:
         # The small numbers of float16 need a loss scale, which comes with the backward pass only.
-        logprobs = token_logprobs(hidden, targets, head, temperature=temperature, chunk=chunk)
+        logprobs = token_logprobs(hidden, targets, head, temperature=temperature, chunk=chunk, fused=fused)
         return logprobs.detach(), weighted_sum(logprobs, weigh)
     result: tuple[Tensor, Tensor] = _WeightedSum.apply(hidden, head.weight, head.bias, task, weigh)  # type: ignore[no-untyped-call]
     return result
@@ -116,84 +116,25 @@ class _Task:
     scale: float
     softcap: float | None
     chunk: int
+    fused: bool
 
     @classmethod
     def of(
-        cls, hidden: Tensor, targets: Tensor, head: Head, temperature: Tensor | None, chunk: int | None
+        cls,
+        hidden: Tensor,
+        targets: Tensor,
+        head: Head,
+        temperature: Tensor | None,
+        chunk: int | None,
+        *,
+        fused: bool,
     ) -> "_Task":
         if chunk is None:
             budget = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cuda"])
             chunk = max(budget // head.weight.shape[0], 16)
         if temperature is not None:
             temperature = temperature.to(_precise(hidden.dtype))
-        return cls(targets, temperature, head.scale, head.softcap, chunk)
-
-
-class _Chunk:
-    """The logits of some tokens, and in their memory whatever is made of them."""
-
-    def __init__(self, task: _Task, part: Tensor, logits: Tensor, *, sloped: bool) -> None:
-        self.part = part
-        self.values = logits
-        self.targets = task.targets[part]
-        self.temperature = None if task.temperature is None else task.temperature[part]
-        self._task = task
-        # How logits follow what the softcap was put on.
-        self._slope = 1 - (logits / task.softcap).square_() if sloped and task.softcap else None
-
-    def normalise(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of the targets, log of the sum of exponentials, and the sum of what takes their place.
-
-        That is exp(logits - their maximum).
-        """
-        found = []
-        for rows, z in self._slices():
-            peak = z.amax(1)
-            picked = z.gather(1, self.targets[rows, None])[:, 0] - peak
-            total = z.sub_(peak[:, None]).exp_().sum(1)
-            log_sum = total.log()
-            found.append(torch.stack([(picked - log_sum).clamp_(max=0), peak + log_sum, total]))
-        logprobs, log_total, total = torch.cat(found, 1)
-        return logprobs, log_total, total
-
-    def exponentiate(self, log_total: Tensor) -> None:
-        """Logits to probabilities."""
-        for rows, z in self._slices():
-            z.sub_(log_total[rows, None]).exp_()
-
-    def descend(self, coefficient: Tensor, total: Tensor | float) -> None:
-        """Exponentials of that sum to the gradient of sum(coefficient * log-probs) with respect to h W' + b.
-
-        That is coefficient * (onehot - exponentials / total) / temperature * slope * scale.
-        """
-        if self.temperature is not None:
-            coefficient = coefficient / self.temperature
-        coefficient = coefficient * self._task.scale
-        self.values.mul_((-coefficient / total)[:, None])
-        self.values.scatter_add_(1, self.targets[:, None], coefficient[:, None])
-        if self._slope is not None:
-            self.values *= self._slope
-
-    def keep(self, live: Tensor) -> None:
-        """Leave out tokens, moving rows into the gaps one by one: a copy would be a second chunk."""
-        count = int(live.sum())
-        if count == len(live):
-            return
-        gaps, movers = (~live[:count]).nonzero()[:, 0], count + live[count:].nonzero()[:, 0]
-        for gap, mover in zip(torch.split(gaps, MOVED_ROWS), torch.split(movers, MOVED_ROWS), strict=True):
-            self.values[gap] = self.values[mover]
-        order = torch.arange(count, device=live.device)
-        order[gaps] = movers
-        self.part, self.values = self.part[order], self.values[:count]
-
-    def _slices(self) -> Iterator[tuple[slice, Tensor]]:
-        """Logits over temperature, as many rows at a time as a CPU's cache holds."""
-        tokens, vocabulary = self.values.shape
-        step = tokens if self.values.is_cuda else max(SLICE_ELEMENTS // vocabulary, 1)
-        for start in range(0, tokens, step):
-            rows = slice(start, start + step)
-            z = self.values[rows]
-            yield rows, z if self.temperature is None else z.div_(self.temperature[rows, None])
+        return cls(targets, temperature, head.scale, head.softcap, chunk, fused)
 
 
 class _Pass:
@@ -207,7 +148,7 @@ class _Pass:
         self.dtypes = [None if tensor is None else tensor.dtype for tensor in self.inputs]
         self.gradients: list[Tensor | None] = [None, None, None]
 
-    def chunks(self, tokens: Tensor) -> Iterator[_Chunk]:
+    def chunks(self, tokens: Tensor) -> Iterator[Chunk]:
         """The logits of those tokens; each chunk lies in the memory of the one before it.
 
         Filling memory that a process has just been given costs a CPU as much as half the product; the
@@ -216,6 +157,7 @@ class _Pass:
         hidden, weight, bias = self.inputs
         head = Head(weight, bias, self.task.scale, self.task.softcap)
         sloped = any(tensor is not None for tensor in self.gradients)
+        kind = FusedChunk if self.task.fused else Chunk
         memory = None
         if not hidden.is_cuda:
             shape = min(self.task.chunk, len(tokens)), len(weight)
@@ -223,7 +165,8 @@ class _Pass:
         for part in torch.split(tokens, self.task.chunk) if len(tokens) else ():
             out = None if memory is None else memory[: len(part)]
             product = _matmul(hidden[part].to(self.operand.dtype), self.operand.t(), out=out)
-            yield _Chunk(self.task, part, head.finish(product), sloped=sloped)
+            heat = None if self.task.temperature is None else self.task.temperature[part]
+            yield kind(part, product, self.task.targets[part], heat, head, sloped=sloped)
 
     def want(self, wanted: Sequence[bool]) -> None:
         """Start sums for those of hidden states, weight and bias that need a gradient."""
@@ -232,7 +175,12 @@ class _Pass:
             for tensor, want in zip(self.inputs, wanted, strict=True)
         ]
 
-    def add(self, chunk: _Chunk) -> None:
+    def descend(self, chunk: Chunk, coefficient: Tensor) -> None:
+        """The gradient of a chunk, as precise as what is made of it."""
+        exact = self.gradients[2] is not None
+        chunk.descend(coefficient, self.precise if exact else self.operand.dtype)
+
+    def add(self, chunk: Chunk) -> None:
         """Add the gradients of a chunk, whose values are those of h W' + b."""
         d_hidden, d_weight, d_bias = self.gradients
         if d_bias is not None:
@@ -252,9 +200,9 @@ class _TokenLogprobs(torch.autograd.Function):
         log_total = torch.empty_like(logprobs)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in work.chunks(torch.arange(len(hidden), device=hidden.device)):
-                logprobs[chunk.part], log_total[chunk.part], _ = chunk.normalise()
+                logprobs[chunk.part], log_total[chunk.part] = chunk.normalise()
         ctx.save_for_backward(hidden, weight, bias, task.targets, task.temperature, log_total)
-        ctx.options = task.scale, task.softcap, task.chunk
+        ctx.options = task.scale, task.softcap, task.chunk, task.fused
         return logprobs
 
     @staticmethod
@@ -266,8 +214,8 @@ class _TokenLogprobs(torch.autograd.Function):
         # A token of coefficient 0 (no advantage, or clipped) moves nothing: no need of its logits again.
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in work.chunks(grad.nonzero()[:, 0]):
-                chunk.exponentiate(log_total[chunk.part])
-                chunk.descend(grad[chunk.part], 1.0)
+                chunk.resume(log_total[chunk.part])
+                work.descend(chunk, grad[chunk.part])
                 work.add(chunk)
         return *_cast(work.gradients, work.dtypes), None
 
@@ -284,11 +232,11 @@ class _WeightedSum(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in work.chunks(torch.arange(len(hidden), device=hidden.device)):
-                logprobs[chunk.part], _, exponentials = chunk.normalise()
+                logprobs[chunk.part], _ = chunk.normalise()
                 given = logprobs[chunk.part]
                 coefficient = weigh(chunk.part, given).to(work.precise)
                 total += _dot(coefficient.double(), given)
-                chunk.descend(coefficient, exponentials)
+                work.descend(chunk, coefficient)
                 chunk.keep(coefficient != 0)
                 work.add(chunk)
         ctx.save_for_backward(*work.gradients)

@@ -13,6 +13,7 @@ from data_tools.errors import DataError
 from offline_rec.data.passes import Pass, Sharing, plan_rows
 from offline_rec.data.ragged import IntArray
 from offline_rec.data.rows import Rows
+from offline_rec.models.flex import Spans, block_mask
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,14 @@ class Sheet:
 
     ids, places (position ids): [rows, length]. Hidden states at `predicts`, indices into the flattened rows,
     predict the pass's targets. `follows` [rows]: rows of the parent. `attention` [rows, past + length] is 1
-    on real tokens, None where causality alone keeps padding out of sight: it is behind all real tokens.
+    on real tokens, None where causality alone keeps padding out of sight: it is behind all real tokens. Of a
+    packed row it is a block mask.
     """
 
     ids: Tensor
     places: Tensor
     predicts: Tensor
-    attention: Tensor | None = None
+    attention: Any = None
     keeps: bool = False
     parent: int | None = None
     follows: Tensor | None = None
@@ -78,6 +80,8 @@ def of_passes(rows: Rows, planned: Sequence[Pass], device: torch.device, *, pass
 
 def _draw(rows: Rows, one: Pass) -> tuple[dict[str, Any], IntArray]:
     """The arrays of a pass's sheet, and which response tokens of the micro-batch it predicts."""
+    if one.packed is not None and one.place is not None:
+        return _packed(rows, one, one.place)
     if one.opens is not None:
         return _prompts(rows, one)
     return _whole(rows, one) if one.parent is None else _responses(rows, one)
@@ -124,6 +128,23 @@ def _responses(rows: Rows, one: Pass) -> tuple[dict[str, Any], IntArray]:
     return arrays, _tokens(rows, one.rows, 1)
 
 
+def _packed(rows: Rows, one: Pass, place: IntArray) -> tuple[dict[str, Any], IntArray]:
+    heads = one.rows[np.unique(place, return_index=True)[1]]
+    prompt, response = rows.prompt_ids.take(heads), rows.response_ids.take(one.rows)
+    computed = len(prompt.values)
+    opening = np.zeros(len(response.values), np.bool_)
+    opening[response.offsets[:-1]] = True
+    ids = np.zeros((1, one.length), np.int64)
+    ids[0, :computed] = prompt.values
+    ids[0, computed : one.real] = np.delete(response.values, response.offsets[1:] - 1)
+    predicts = np.empty(len(response.values), np.int64)
+    predicts[opening] = prompt.offsets[1:][place] - 1
+    predicts[~opening] = np.arange(computed, one.real)
+    spans = Spans.of(prompt.lengths, response.lengths - 1, place, one.length)
+    arrays = {"ids": ids, "places": spans.places[None], "predicts": predicts, "attention": spans}
+    return arrays, _tokens(rows, one.rows, 0)
+
+
 def _tokens(rows: Rows, index: IntArray, skipped: int) -> IntArray:
     """Places of the response tokens of these rows in the micro-batch, without the first few of each."""
     offsets = rows.response_ids.offsets
@@ -136,6 +157,8 @@ def _sheet(arrays: dict[str, Any], device: torch.device) -> Sheet:
     fields: dict[str, Any] = {}
     for name, value in arrays.items():
         fields[name] = _tensor(value, device) if isinstance(value, np.ndarray) else value
+    if isinstance(fields.get("attention"), Spans):
+        fields["attention"] = block_mask(fields["attention"], device)
     return Sheet(**fields)
 
 

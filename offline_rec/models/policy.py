@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,18 @@ from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
 from offline_rec.models.adapters import Adapter, LoraSettings
 from offline_rec.models.heads import body_of, find_rule
-from offline_rec.models.loading import choose_device, choose_dtype, load_model, load_tokenizer
+from offline_rec.models.loading import (
+    check_kernels,
+    choose_device,
+    choose_dtype,
+    load_model,
+    load_tokenizer,
+)
 from offline_rec.models.logprobs import Weigh, token_logprobs, weighted_logprobs, weighted_sum
 from offline_rec.models.padding import Layout, Sheet, lay_out, places, unflatten
 from offline_rec.models.quiet import quiet
 from offline_rec.models.saving import save_directory, weights_fingerprint
-from offline_rec.models.sharing import carried, find_sharing, new_past
+from offline_rec.models.sharing import carried, find_packing, find_sharing, new_past
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +38,13 @@ class TokenModel(nn.Module):
     """The language model as a module from the layout of rows to the log-probs of their response tokens.
 
     An engine that wraps a module wraps this one: all that a step needs of the model happens in its forward.
+    `kernels`: of those of `FitConfig.kernels`, what to use.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kernels: Collection[str] = ()) -> None:
         super().__init__()
         self.model = model
+        self.fused = "triton" in kernels
         self.checkpointing = False
         self._takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
         without_noise(model)
@@ -49,6 +57,8 @@ class TokenModel(nn.Module):
                 type(model).__name__,
             )
         self.sharing = find_sharing(model, self)
+        if "flex" in kernels:
+            self.sharing = replace(self.sharing, packs=find_packing(model, self))
 
     def forward(self, layout: Layout, weigh: Weigh | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Log-probs of the response tokens, row after row, [targets] in at least float32.
@@ -86,10 +96,11 @@ class TokenModel(nn.Module):
         self, states: Tensor, layout: Layout, weigh: Weigh | None
     ) -> Tensor | tuple[Tensor, Tensor]:
         if self.rule is not None:
-            head, tempered = self.rule.head_of(self.model), layout.temperature
+            head = self.rule.head_of(self.model)
+            how: dict[str, Any] = {"temperature": layout.temperature, "fused": self.fused}
             if weigh is not None:
-                return weighted_logprobs(states, layout.targets, head, weigh, temperature=tempered)
-            return token_logprobs(states, layout.targets, head, temperature=tempered)
+                return weighted_logprobs(states, layout.targets, head, weigh, **how)
+            return token_logprobs(states, layout.targets, head, **how)
         logits = states.to(torch.promote_types(states.dtype, torch.float32))
         if layout.temperature is not None:
             logits = logits / layout.temperature[:, None]
@@ -111,11 +122,12 @@ class Policy:
         *,
         gradient_checkpointing: bool = False,
         adapter: Adapter | None = None,
+        kernels: Collection[str] = (),
     ) -> None:
         self.model = model
         self.adapter = adapter
         self.tokenizer = tokenizer
-        self.token_model = TokenModel(model)
+        self.token_model = TokenModel(model, kernels)
         self.module: nn.Module = self.token_model
         # Asked now: an engine may shard the parameters, which then have no shape of their own.
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -124,7 +136,7 @@ class Policy:
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.token_model.checkpointing = True
-            if self.token_model.sharing.shares:
+            if self.token_model.sharing.shares and not self.token_model.sharing.packs:
                 log.warning(
                     "gradient checkpointing: each response is computed with its prompt, because layers that"
                     " recompute their activations take no keys and values"
@@ -140,15 +152,18 @@ class Policy:
         gradient_checkpointing: bool = False,
         lora: LoraSettings | None = None,
         quantise: str | None = None,
+        kernels: Collection[str] = (),
         trust_remote_code: bool = False,
     ) -> "Policy":
         """Load a local Hugging Face directory, by default in bfloat16 on a GPU, else in float32 on the CPU.
 
         An adapter's directory is opened merged into its base. `lora` puts a new adapter on the model, whose
-        weights `quantise` may round to 4bit or 8bit. Raises DataError if there is no such directory, or no
-        tokenizer or complete weights in it.
+        weights `quantise` may round to 4bit or 8bit; `kernels` are those of `FitConfig`. Raises DataError if
+        there is no such directory, or no tokenizer or complete weights in it, ConfigError for kernels that
+        cannot run here.
         """
         place = choose_device(device)
+        check_kernels(kernels, place)
         precision = choose_dtype(dtype, place)
         tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
         model = load_model(
@@ -159,7 +174,8 @@ class Policy:
             trust_remote_code=trust_remote_code,
         )
         adapter = None if lora is None else Adapter(model, lora)
-        return cls(model, tokenizer, gradient_checkpointing=gradient_checkpointing, adapter=adapter)
+        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing, "kernels": kernels}
+        return cls(model, tokenizer, adapter=adapter, **options)
 
     @property
     def device(self) -> torch.device:

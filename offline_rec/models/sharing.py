@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rec.data.passes import Costs, Sharing, distinct, shared_prompts, whole_rows
-from offline_rec.data.ragged import Ragged
+from offline_rec.data.passes import Costs, Pass, Sharing, distinct, packed_row, shared_prompts, whole_rows
+from offline_rec.data.ragged import IntArray, Ragged
 from offline_rec.data.rows import Rows
+from offline_rec.models import flex
 from offline_rec.models.logprobs import HALF
 from offline_rec.models.padding import Layout, of_passes
 from offline_rec.models.quiet import quiet
@@ -38,6 +39,8 @@ PROMPTS = ((0, 1, 2, 3, 4), (5, 6, 7))
 RESPONSES = ((0, 8, 9, 10), (0, 11), (1, 12, 13), (1, 14, 15, 16, 17), (0, 18))
 """Rows of the probe: the number of the prompt, then the response."""
 PROBED_PARAMETERS = 4
+PROBED = Costs(launch=1e9)
+"""Costs under which prompts of different lengths are in one pass."""
 
 
 def new_past() -> Any:
@@ -83,19 +86,37 @@ def find_sharing(model: Any, logprobs: Callable[[Layout], Tensor]) -> Sharing:
     costs = costs_of(model)
     limit = _window(model)
     with quiet():
-        reason = _difference(model, logprobs)
+        reason = _difference(
+            model, logprobs, lambda p, r, number: shared_prompts(p, r, number, np.arange(len(p)), PROBED)
+        )
     if reason is not None:
         log.warning(
             "%s: each response is computed with its prompt, because %s; a prompt that several responses have"
             " is not computed once",
-            *(type(model).__name__, reason),
+            *(type(model).__name__, f"carrying over its keys and values {reason}"),
         )
     return Sharing(costs, shares=reason is None, limit=limit)
 
 
+def find_packing(model: Any, logprobs: Callable[[Layout], Tensor]) -> bool:
+    """Whether a model computes packed rows, by trying; if so, it attends by `flex.attend` from then on."""
+    reason = flex.take_packed_rows(model)
+    if reason is None:
+        with quiet():
+            found = _difference(model, logprobs, lambda *rows: [packed_row(*rows)])
+        if found is not None:
+            reason = f"a packed row {found}"
+            model.set_attn_implementation("sdpa")
+    if reason is not None:
+        log.warning(
+            "%s: micro-batches are not computed as one packed row, because %s", type(model).__name__, reason
+        )
+    return reason is None
+
+
 def beyond_window(sharing: Sharing, longest: int) -> str | None:
     """What to say where some rows, up to so many tokens, are longer than attention reaches back."""
-    if not sharing.shares or sharing.limit is None or longest <= sharing.limit:
+    if not sharing.once or sharing.limit is None or longest <= sharing.limit:
         return None
     return (
         f"rows have up to {longest} tokens, and the model's attention window is {sharing.limit}: in"
@@ -129,25 +150,30 @@ def _window(model: Any) -> int | None:
     return min((size for size in found if isinstance(size, int) and size > 0), default=None)
 
 
-def _difference(model: Any, logprobs: Callable[[Layout], Tensor]) -> str | None:
-    """Why shared prompts will not do for this model; None if they give what whole rows give."""
+def _difference(
+    model: Any,
+    logprobs: Callable[[Layout], Tensor],
+    once: Callable[[IntArray, IntArray, IntArray], list[Pass]],
+) -> str | None:
+    """What computing prompts once does wrong with this model; None if it gives what whole rows give.
+
+    `once` plans them: from the lengths of prompts and of responses, and the number of each row's prompt.
+    """
     rows = _probe_rows(model)
     lengths = rows.prompt_ids.lengths, rows.response_ids.lengths
-    every = np.arange(len(rows))
-    together = Costs(launch=1e9)  # prompts of different lengths in one pass
     plans = (
-        whole_rows(*lengths, every, together),
-        shared_prompts(*lengths, distinct(rows.prompt_ids), every, together),
+        whole_rows(*lengths, np.arange(len(rows)), PROBED),
+        once(*lengths, distinct(rows.prompt_ids)),
     )
     small = [p for p in model.parameters() if p.requires_grad and p.ndim == 1][:PROBED_PARAMETERS]
     try:
         found = [_measured(logprobs, of_passes(rows, one, model.device), small) for one in plans]
     except Exception as error:  # whatever the code of a model raises
-        return f"its keys and values cannot be carried over ({type(error).__name__})"
+        return f"fails ({type(error).__name__})"
     for whole, shared in zip(*found, strict=True):
         tolerance = 2e-2 if model.dtype in HALF else 1e-4
         if not bool((whole - shared).abs().max() <= tolerance * whole.abs().max()):
-            return "its keys and values do not give the same when carried over"
+            return "does not give the same"
     return None
 
 

@@ -150,6 +150,7 @@ def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
         gradient_checkpointing=config.gradient_checkpointing,
         lora=lora,
         quantise=config.quantise,
+        kernels=config.kernels,
     )
     if found and policy.adapter is not None:
         policy.adapter.load(found / checkpoint.ADAPTER_FOLDER)

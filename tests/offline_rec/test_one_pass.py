@@ -12,6 +12,7 @@ from offline_rec.algorithms import ALGORITHMS
 from offline_rec.data.index import IndexedRows
 from offline_rec.data.rows import Ragged, Rows
 from offline_rec.models import logprobs
+from offline_rec.models.chunks import Chunk
 from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import Objective, objective
 from offline_rec.training import step as stepping
@@ -141,7 +142,7 @@ def test_logits_are_computed_once_unless_a_coefficient_needs_its_whole_response(
 ) -> None:
     """Tokens whose logits are computed, forward and backward; a wide scope passes over the step first."""
     seen = 0
-    normalise, exponentiate = logprobs._Chunk.normalise, logprobs._Chunk.exponentiate
+    normalise, resume = Chunk.normalise, Chunk.resume
 
     def first(self: Any) -> Any:
         nonlocal seen
@@ -151,12 +152,12 @@ def test_logits_are_computed_once_unless_a_coefficient_needs_its_whole_response(
     def again(self: Any, log_total: Tensor) -> None:
         nonlocal seen
         seen += len(self.part)
-        exponentiate(self, log_total)
+        resume(self, log_total)
 
     engine, step = Listening("cpu"), rows_of_a_step()
     policy = prepared(engine)
-    monkeypatch.setattr(logprobs._Chunk, "normalise", first)
-    monkeypatch.setattr(logprobs._Chunk, "exponentiate", again)
+    monkeypatch.setattr(Chunk, "normalise", first)
+    monkeypatch.setattr(Chunk, "resume", again)
     update(engine, policy, objective(name), step, lr=1e-3)
     tokens = int(step.rows.response_ids.lengths.sum())
     scope = ALGORITHMS[name].scope

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offline_rec.models import logprobs
+from offline_rec.models import chunks, logprobs
 from offline_rec.models.logprobs import Head, token_logprobs, weighted_logprobs
 from offline_rec.models.policy import Policy
 from tests import tiny
@@ -102,7 +102,7 @@ def test_tokens_of_coefficient_zero_are_left_out_of_the_gradient(
         add_outer(total, d_logits, hidden)
 
     monkeypatch.setattr(logprobs, "_add_outer", counted)
-    monkeypatch.setattr(logprobs, "MOVED_ROWS", 2)
+    monkeypatch.setattr(chunks, "MOVED_ROWS", 2)
     assert_close(one_pass(given, chunk=7, head=head), afterwards(given, head=head))
     assert sum(rows) == live
 
