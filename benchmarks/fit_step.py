@@ -11,6 +11,12 @@ plain: rows padded on the right, whole logits, log_softmax, gather; the loss of 
 trl: completions come through its rollout hook, and the time of its generation step (hook, decoding, rewards)
 is left out. It takes logged log-probs only with vLLM: on this path they are given to the hook and not used,
 so its ratios are 1. Gradient checkpointing is off on all sides; each clips its gradient at norm 1.
+
+    python benchmarks/fit_step.py --gpu --output benchmarks/results/fit_step_gpu.json
+
+On a GPU: a model of half a billion parameters in bfloat16, `rec` with and without the kernels that
+`FitConfig.kernels` names, and the plain loop; how far log-probs are from those without them is told too.
+Figures of the processor are then those of the thread that launches work. Memory is that of the GPU.
 """
 
 import importlib.metadata
@@ -23,8 +29,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -49,11 +57,16 @@ SIBLINGS = 8
 LEARNING_RATE = 1e-6
 BUDGET = 16_384
 """Tokens of a micro-batch of `rec`, its default; --budget takes another."""
+DEVICE, DTYPE = "cpu", torch.float32
 SIDES = ("rec", "plain", "trl")
+KERNELS = {"rec+flex": ["flex"], "rec+triton": ["triton"], "rec+flex+triton": ["flex", "triton"]}
+GPU_SIDES = ("rec", *KERNELS, "plain")
 
 
 def now() -> Any:
     """Seconds on the clock, and those this process has computed, which grow less with other load."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     return np.array([time.perf_counter(), time.process_time()])
 
 
@@ -67,6 +80,10 @@ class Shape:
     width: int = 512
     layers: int = 6
     vocabulary: int = 32_000
+    heads: int = 8
+    key_heads: int = 8
+    inner: int | None = None
+    tied: bool = False
 
 
 SHAPES = {
@@ -74,6 +91,13 @@ SHAPES = {
     "prompt 64, log-normal responses of mean 256": Shape(64, 256, 0.8),
     "tiny": Shape(96, 12, width=64, layers=2, vocabulary=500),
 }
+HALF_A_BILLION = {"width": 896, "layers": 24, "heads": 14, "key_heads": 2, "inner": 4864}
+HALF_A_BILLION |= {"vocabulary": 151_936, "tied": True}
+GPU_SHAPES = {
+    "0.5B, prompt 512, response 64": Shape(512, 64, **HALF_A_BILLION),
+    "0.5B, prompt 64, log-normal responses of mean 256": Shape(64, 256, 0.8, **HALF_A_BILLION),
+}
+ALL_SHAPES = SHAPES | GPU_SHAPES
 
 
 def make_model(shape: Shape) -> Any:
@@ -82,14 +106,15 @@ def make_model(shape: Shape) -> Any:
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
-        intermediate_size=shape.width * 11 // 4,
+        intermediate_size=shape.inner or shape.width * 11 // 4,
         num_hidden_layers=shape.layers,
-        num_attention_heads=8,
-        num_key_value_heads=8,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
         max_position_embeddings=4096,
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape.tied,
     )
-    return Qwen2ForCausalLM(config).eval()
+    with torch.device(DEVICE):
+        return Qwen2ForCausalLM(config).to(DTYPE).eval()
 
 
 def make_step(shape: Shape, groups: int) -> tuple[Rows, IndexedRows]:
@@ -127,18 +152,27 @@ def make_step(shape: Shape, groups: int) -> tuple[Rows, IndexedRows]:
     return rows, indexed
 
 
+def on_device(array: Any) -> torch.Tensor:
+    """An array as a tensor where the models are."""
+    return torch.from_numpy(array).to(DEVICE)
+
+
 class RecSide:
     """The update of `rec fit`, its micro-batches cut at the default budget."""
 
-    def __init__(self, shape: Shape, groups: int, _: int) -> None:
+    def __init__(self, shape: Shape, groups: int, _: int, kernels: Sequence[str] = ()) -> None:
         rows, indexed = make_step(shape, groups)
-        self.policy = Policy(make_model(shape), None)
-        self.engine = TorchEngine("cpu")
+        self.policy = Policy(make_model(shape), None, kernels=kernels)
+        self.engine = TorchEngine(DEVICE)
         self.policy.module = self.engine.prepare(self.policy.module, OptimizerSettings())
         self.objective = objective("rec-oneside-nois")
         batches = micro_batches(rows, BUDGET, self.policy.sharing)
         passes = [one for batch in batches for one in plan_rows(rows.select(batch), self.policy.sharing)]
         self.facts = {"micro_batches": len(batches), "passes": len(passes), "fill": round(fill_of(passes), 4)}
+        if kernels:
+            self.facts["packs"] = self.policy.sharing.packs
+        with torch.no_grad():
+            self.logprobs = self.policy.logprobs(rows, np.arange(SIBLINGS)).cpu()
         self.rows = StepRows(1, rows, indexed, batches, "behavior", groups, int(rows.lengths.sum()), {})
 
     def step(self) -> Any:
@@ -172,14 +206,14 @@ class PlainSide:
     def _loss(self, batch: Any, tokens: int) -> torch.Tensor:
         rows = self.rows.select(batch)
         texts = [np.concatenate([rows.prompt_ids[i], rows.response_ids[i]]) for i in range(len(rows))]
-        ids = torch.from_numpy(Ragged.from_lists(texts, np.int64).pad(int(rows.lengths.max())))
-        column = torch.arange(ids.shape[1])
-        real = column < torch.from_numpy(rows.lengths)[:, None]
-        answer = (real & (column >= torch.from_numpy(rows.prompt_ids.lengths)[:, None]))[:, 1:]
+        ids = on_device(Ragged.from_lists(texts, np.int64).pad(int(rows.lengths.max())))
+        column = torch.arange(ids.shape[1], device=DEVICE)
+        real = column < on_device(rows.lengths)[:, None]
+        answer = (real & (column >= on_device(rows.prompt_ids.lengths)[:, None]))[:, 1:]
         logits = self.model(input_ids=ids, attention_mask=real.long(), use_cache=False).logits
-        logprobs = torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0]
-        old = torch.zeros_like(logprobs).masked_scatter(answer, torch.from_numpy(rows.behavior.values))
-        advantage = torch.from_numpy(self.indexed.advantage[batch]).float()[:, None]
+        logprobs = torch.log_softmax(logits[:, :-1].float(), -1).gather(2, ids[:, 1:, None])[..., 0]
+        old = torch.zeros_like(logprobs).masked_scatter(answer, on_device(rows.behavior.values))
+        advantage = on_device(self.indexed.advantage[batch]).float()[:, None]
         ratio = (logprobs.detach() - old).exp()
         kept = torch.where(advantage >= 0, ratio <= 1.2, ratio >= 0.8) & answer
         return -(logprobs * advantage * kept).sum() / tokens
@@ -299,18 +333,22 @@ def make_tokenizer(vocabulary: int) -> Any:
 
 
 MAKERS: dict[str, Callable[[Shape, int, int], Any]] = {"rec": RecSide, "plain": PlainSide, "trl": TrlSide}
+MAKERS |= {side: partial(RecSide, kernels=kernels) for side, kernels in KERNELS.items()}
 
 
 def peak_mib(side: str, name: str, groups: int, batch_rows: int) -> float:
     """The most memory that a process of its own holds in two updates of one side."""
     sizes = {"--groups": groups, "--batch-rows": batch_rows, "--budget": BUDGET}
     options = [*(str(part) for pair in sizes.items() for part in pair), "--one", side, name]
+    options += ["--gpu"] if DEVICE == "cuda" else []
     done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def own_peak_mib() -> float:
     """The most memory that this process has held."""
+    if DEVICE == "cuda":
+        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return round(int(fields["VmHWM"].split()[0]) / 2**10, 1)
@@ -318,7 +356,7 @@ def own_peak_mib() -> float:
 
 def measure(name: str, sides: tuple[str, ...], groups: int, batch_rows: int, rounds: int) -> dict[str, Any]:
     """All sides of one shape, in turns."""
-    made = {side: MAKERS[side](SHAPES[name], groups, batch_rows) for side in sides}
+    made = {side: MAKERS[side](ALL_SHAPES[name], groups, batch_rows) for side in sides}
     seconds: dict[str, list[Any]] = {side: [] for side in sides}
     for number in range(rounds + 1):
         for side in sides:
@@ -329,8 +367,9 @@ def measure(name: str, sides: tuple[str, ...], groups: int, batch_rows: int, rou
             )
             if number:
                 seconds[side].append(took)
-    tokens = int(make_step(SHAPES[name], groups)[0].lengths.sum())
-    found: dict[str, Any] = {"shape": asdict(SHAPES[name]), "groups": groups, "tokens": tokens, "sides": {}}
+    shape = ALL_SHAPES[name]
+    tokens = int(make_step(shape, groups)[0].lengths.sum())
+    found: dict[str, Any] = {"shape": asdict(shape), "groups": groups, "tokens": tokens, "sides": {}}
     for side in sides:
         clock, cpu = np.round(np.array(seconds[side]).T, 3)
         found["sides"][side] = {
@@ -343,6 +382,11 @@ def measure(name: str, sides: tuple[str, ...], groups: int, batch_rows: int, rou
             for at, kind in enumerate(("times_rec", "times_rec_cpu")):
                 ratios = [a[at] / b[at] for a, b in zip(seconds[side], seconds["rec"], strict=True)]
                 found["sides"][side][kind] = spread(ratios)
+        if side in KERNELS:
+            apart = (made[side].logprobs - made["rec"].logprobs).abs()
+            apart = apart[made["rec"].logprobs != 0]
+            differ = {"most": float(apart.max()), "mean": float(apart.mean())}
+            found["sides"][side]["logprobs_differ"] = differ
     return found
 
 
@@ -354,17 +398,20 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 def facts() -> dict[str, Any]:
     """Where and with what this was measured."""
-    names = ("torch", "transformers", "trl")
+    names = ("torch", "transformers", "trl", "triton")
     found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in names}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if DEVICE == "cuda":
+        machine |= {"gpu": torch.cuda.get_device_name(), "date": datetime.now(UTC).date().isoformat()}
     return {**machine, "python": platform.python_version(), **found}
 
 
 @click.command()
-@click.option("--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)), help="All but tiny.")
-@click.option("--side", "sides", multiple=True, type=click.Choice(SIDES), default=SIDES, show_default=True)
+@click.option("--shape", "shapes", multiple=True, type=click.Choice(list(ALL_SHAPES)), help="All but tiny.")
+@click.option("--side", "sides", multiple=True, type=click.Choice(list(MAKERS)), help="All of the device.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--groups", default=4, show_default=True, help="Groups of eight in an update.")
+@click.option("--gpu", is_flag=True, help="A larger model on a GPU, with and without kernels.")
 @click.option("--batch-rows", default=SIBLINGS, show_default=True, help="Rows of a micro-batch, but for rec.")
 @click.option("--budget", default=BUDGET, show_default=True, help="Tokens of a micro-batch of rec.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory too.")
@@ -375,6 +422,7 @@ def main(
     sides: tuple[str, ...],
     rounds: int,
     groups: int,
+    gpu: bool,
     batch_rows: int,
     budget: int,
     memory: bool,
@@ -382,17 +430,22 @@ def main(
     one: tuple[str, str] | None,
 ) -> None:
     """Time an update of each side, and its peak memory."""
-    global BUDGET
+    global BUDGET, DEVICE, DTYPE
     BUDGET = budget
+    if gpu and not torch.cuda.is_available():
+        raise click.UsageError("torch sees no GPU")
+    if gpu:
+        DEVICE, DTYPE = "cuda", torch.bfloat16
     if one:
-        side = MAKERS[one[0]](SHAPES[one[1]], groups, batch_rows)
+        side = MAKERS[one[0]](ALL_SHAPES[one[1]], groups, batch_rows)
         side.step()
         side.step()
         click.echo(own_peak_mib())
         return
-    order = tuple(side for side in SIDES if side in sides or side == "rec")
+    every = GPU_SIDES if gpu else SIDES
+    order = tuple(side for side in every if side in (sides or every) or side == "rec")
     runs = {}
-    for name in shapes or [name for name in SHAPES if name != "tiny"]:
+    for name in shapes or [name for name in (GPU_SHAPES if gpu else SHAPES) if name != "tiny"]:
         runs[name] = measure(name, order, groups, batch_rows, rounds)
         for side in order if memory else ():
             runs[name]["sides"][side]["peak_mib"] = peak_mib(side, name, groups, batch_rows)

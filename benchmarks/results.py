@@ -54,6 +54,21 @@ def fit_step(found: Found) -> Iterator[Row]:
             yield f"{name}: peak memory of {what}, MiB", f"{cut['peak_mib']:,.0f}"
 
 
+def fit_step_gpu(found: Found) -> Iterator[Row]:
+    for name, run in found["runs"].items():
+        sides = run["sides"]
+        yield f"{name}: useful tokens a second", f"{sides['rec']['useful_tokens_per_second']:,.0f}"
+        for side, one in sides.items():
+            if side != "rec":
+                ratio = one["times_rec"]
+                spread = f"{ratio['median']} ({ratio['least']} to {ratio['most']})"
+                yield f"{name}: time of {side}, of rec", spread
+            if "logprobs_differ" in one:
+                yield f"{name}: log-probs of {side} differ by, nat", f"{one['logprobs_differ']['most']:.1e}"
+            if "peak_mib" in one:
+                yield f"{name}: peak memory of side {side}, MiB", f"{one['peak_mib']:,.0f}"
+
+
 def loss(found: Found) -> Iterator[Row]:
     for size in found["sizes"]:
         shape = f"{size['tokens']:,} tokens, width {size['hidden']}, vocabulary {size['vocabulary']:,}"
@@ -86,11 +101,16 @@ PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "ingest": ingest,
     "collect": collect,
     "fit_step": fit_step,
+    "fit_step_gpu": fit_step_gpu,
     "loss": loss,
     "ope": ope,
     "math_reward": math_reward,
     "refresh": refresh,
 }
+
+
+TITLES = {"fit_step_gpu": "fit_step.py --gpu"}
+NOT_YET = "Not measured yet: this needs a GPU, and none was at hand."
 
 
 def where(found: Found) -> str:
@@ -105,8 +125,13 @@ def page() -> str:
     """RESULTS.md as it should be."""
     parts = [HEAD]
     for name, rows in PARTS.items():
-        found = json.loads((FOLDER / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        lines = [f"## `benchmarks/{name}.py`", "", where(found), "", "| what | measured |", "|---|---|"]
+        title = f"## `benchmarks/{TITLES.get(name, f'{name}.py')}`"
+        path = FOLDER / "results" / f"{name}.json"
+        if name in TITLES and not path.exists():
+            parts.append(f"{title}\n\n{NOT_YET}\n")
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        lines = [title, "", where(found), "", "| what | measured |", "|---|---|"]
         lines += [f"| {what} | {figure} |" for what, figure in rows(found)]
         parts.append("\n".join(line for number, line in enumerate(lines) if line or lines[number - 1]) + "\n")
     return "\n".join(parts)

@@ -31,6 +31,7 @@ from tests.offline_rec.test_policy import VOCABULARY, config_of, count_calls, ma
 from tests.offline_rec.test_sharing import FAMILIES, WINDOW, build, check, groups
 
 CPU = torch.device("cpu")
+KERNEL = flex.kernel
 PACKING = [family for family in FAMILIES if family != "gpt2"]
 
 
@@ -117,6 +118,22 @@ def test_flex_attention_compiled_skips_blocks_and_gives_the_same(monkeypatch: py
         monkeypatch.setattr(Spans, "blocks", lambda spans: (np.eye(len(spans.own) // BLOCK) > 0,) * 2)
         with pytest.raises(AssertionError, match="not close"):
             torch.testing.assert_close(compute(policy, rows), alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_it_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny.model(VOCABULARY, head_dim=16), long_groups()
+    alone = torch.cat(one_by_one(model, rows))
+    weight = torch.linspace(-1, 1, len(alone))
+    expected = torch.autograd.grad((alone * weight).sum(), list(model.parameters()))
+    monkeypatch.setattr(flex, "kernel", KERNEL)
+    policy = packing(model.cuda())
+    computed = compute(policy, rows).cpu()
+    torch.testing.assert_close(computed, alone, rtol=0, atol=1e-4)
+    found = torch.autograd.grad((computed * weight).sum(), list(policy.model.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", PACKING)
