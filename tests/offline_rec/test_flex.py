@@ -22,11 +22,15 @@ from offline_rec.data.packing import micro_batches
 from offline_rec.data.passes import BLOCK, Costs, Sharing, cost_of, distinct, fill_of, packed_row, plan_rows
 from offline_rec.data.rows import Rows
 from offline_rec.models import flex, padding
+from offline_rec.models import policy as policies
 from offline_rec.models.flex import Spans, block_mask
 from offline_rec.models.padding import of_passes
 from offline_rec.models.policy import Policy
 from offline_rec.models.sharing import find_packing
+from offline_rec.training.fit import fit
+from offline_rec.training.metrics import read_metrics
 from tests import tiny
+from tests.offline_rec.fitting import config, furthest, weights, world
 from tests.offline_rec.test_policy import VOCABULARY, config_of, count_calls, make_rows, one_by_one
 from tests.offline_rec.test_sharing import FAMILIES, WINDOW, build, check, groups
 
@@ -285,3 +289,20 @@ def test_kernels_are_refused_where_they_cannot_run(tmp_path: Path) -> None:
         Policy.load(made, device="cpu", kernels=["flex"])
     with pytest.raises(ConfigError, match=r"kernels\.0: input should be 'flex' or 'triton'"):
         fit_config(overrides=["kernels=[flash]"], flags={"dataset": "d", "model": "m", "out": "o"})
+
+
+def test_a_fit_that_packs_comes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates on a CPU, FlexAttention's place taken by its mask in torch's attention."""
+    folder = world(tmp_path)
+    options: dict[str, Any] = {"steps": 2, "schedule_steps": 6, "algorithm": "grpo"}
+    fit(config(folder, "before", **options))
+    with pytest.raises(ConfigError, match="kernels flex run on a GPU"):
+        fit(config(folder, "refused", kernels=["flex"], **options))
+    monkeypatch.setattr(policies, "check_kernels", lambda *_: None)
+    used: list[int] = []
+    monkeypatch.setattr(flex, "kernel", lambda: used.append(1) or dense)
+    fit(config(folder, "packed", kernels=["flex"], **options))
+    assert furthest(weights(folder / "before"), weights(folder / "packed")) < 1e-5
+    first = next(record for record in read_metrics(folder / "packed") if "timing" in record)
+    assert first["timing"]["shared"] == 1
+    assert used
