@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from data_tools.errors import DataError
 from offline_rec.models.adapters import Adapter, LoraSettings, base_of, is_adapter
 from offline_rec.models.heads import body_of
+from offline_rec.models.loading import attend_as_configured
 from offline_rec.models.policy import without_noise
 from offline_rec.models.quiet import quiet
 
@@ -104,7 +105,9 @@ def _skeleton(path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    attend_as_configured(model)
+    return model
 
 
 def _weights(model: Any, quantise: str | None) -> int:

@@ -127,6 +127,7 @@ def load_model(
         except Exception as error:
             raise _unreadable(path, "model", error) from error
     _check_weights(path, report)
+    attend_as_configured(model)
     if quantise is None:
         return model.to(device).eval()
     for layer in model.modules():
@@ -134,6 +135,15 @@ def load_model(
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
     return model.eval()
+
+
+def attend_as_configured(model: Any) -> None:
+    """Attend by plain products where a model caps its attention scores: torch's own attention has no cap.
+
+    transformers leaves the cap out without a word then, so that log-probs are another model's (Gemma 2).
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
 
 
 def _quantised(kind: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

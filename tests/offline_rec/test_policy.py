@@ -160,6 +160,28 @@ def test_logprobs_are_those_of_the_models_own_logits(family: str) -> None:
     torch.testing.assert_close(policy.logprobs(random_rows()), policy.logprobs(random_rows()), rtol=0, atol=0)
 
 
+def test_a_cap_on_attention_scores_is_kept(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = config_of("Gemma2Config", head_dim=8, query_pre_attn_scalar=1, attn_logit_softcapping=0.2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    ours, kept, left_out = (
+        Policy(load(tmp_path), None)
+        for load in (
+            lambda path: Policy.load(path, device="cpu").model,
+            lambda path: AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager"),
+            lambda path: AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa"),
+        )
+    )
+    rows = random_rows()
+    with torch.no_grad():
+        capped, reference, other = (one.logprobs(rows) for one in (ours, kept, left_out))
+    torch.testing.assert_close(capped, reference, rtol=0, atol=1e-5)
+    assert (capped - other).abs().max() > 0.1
+
+
 def test_a_model_that_changes_its_logits_otherwise_falls_back_and_says_so(caplog: Any) -> None:
     class Odd(type(tiny.model(8))):  # type: ignore[misc]
         def forward(self, **inputs: Any) -> Any:
