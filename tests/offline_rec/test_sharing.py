@@ -178,6 +178,26 @@ def test_a_model_that_takes_no_keys_and_values_computes_whole_rows_and_says_so(
         torch.testing.assert_close(computed[i, : len(alone)], alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rounding", "carrying", "shares"), [(1e-3, 1e-3, True), (0, 1e-3, False), (3e-2, 3e-2, False)]
+)
+def test_a_model_that_rounds_coarsely_shares_as_far_as_its_rounding_goes(
+    rounding: float, carrying: float, shares: bool
+) -> None:
+    """As trained models do: what rows computed apart are off by, carried ones may be, within reason."""
+
+    class Coarse(type(tiny.model(8).model)):  # type: ignore[misc]
+        def forward(self, **inputs: Any) -> Any:
+            out = super().forward(**inputs)
+            off = carrying if inputs.get("past_key_values") is not None else rounding
+            out["last_hidden_state"] = out[0] * (1 + off * (len(inputs["input_ids"]) % 2))
+            return out
+
+    model = tiny.model(VOCABULARY)
+    model.model.__class__ = Coarse
+    assert Policy(model, None).sharing.shares == shares
+
+
 def test_a_state_space_model_computes_whole_rows(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     policy = Policy(AutoModelForCausalLM.from_config(config_of("MambaConfig", state_size=4)).eval(), None)
