@@ -22,7 +22,7 @@ LIMIT = 20
 @click.option(
     "--erased",
     metavar="DATASET|FILE",
-    help="Rows that rec delete erased from a dataset, or a file with a response id a line: what learned from them?",
+    help="Erased rows of a dataset, or a file with a response id a line: what learned from them?",
 )
 @click.option(
     "--limit",
@@ -59,7 +59,9 @@ def trace(
     if sum(given is not None for given in (row, step, erased)) != 1:
         raise ConfigError("say what to trace", "give one of --row ID, --step N and --erased DATASET")
     if erased is None and len(runs) > 1:
-        raise ConfigError(f"{len(runs)} runs are named", "a row or a step is traced in one; --erased takes several")
+        raise ConfigError(
+            f"{len(runs)} runs are named", "a row or a step is traced in one; --erased takes several"
+        )
     found: Any = trace_erased(runs, erased) if erased else run(runs[0], row=row, step=step, limit=limit)
     if output is not None:
         write_facts(found.facts(), output)

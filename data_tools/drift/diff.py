@@ -106,20 +106,26 @@ def diff(first: str, second: str, *, where: str | None = None) -> DriftReport:
             where=where,
             rows_first=rows1,
             rows_second=rows2,
-            numbers=[found for name in MEASURES if (found := number(con, name)) is not None],
-            mixes=[found for name in MIXES if (found := mix(con, name)) is not None],
+            numbers=[one for one in (number(con, name) for name in MEASURES) if one is not None],
+            mixes=[each for each in (mix(con, name) for name in MIXES) if each is not None],
             prompts=prompts,
             notes=_notes(con),
         )
 
 
 def _notes(con: "duckdb.DuckDBPyConnection") -> list[str]:
-    query = "SELECT list_sort(list(DISTINCT logprob_kind)) FROM sides WHERE logprob IS NOT NULL GROUP BY second"
+    query = (
+        "SELECT list_sort(list(DISTINCT logprob_kind)) FROM sides WHERE logprob IS NOT NULL GROUP BY second"
+    )
     kinds = [tuple(found) for (found,) in con.sql(query).fetchall()]
     notes = []
     if len(set(kinds)) > 1 or any(len(found) > 1 for found in kinds):
-        notes.append("log-probs are of several kinds (logprob_kind): their difference may be of the kind alone")
-    few = con.sql("SELECT count(DISTINCT prompt) AS n FROM sides GROUP BY second").fetchall()
+        notes.append(
+            "log-probs are of several kinds (logprob_kind): their difference may be of the kind alone"
+        )
+    few = con.sql(
+        "SELECT count(*) FROM (SELECT DISTINCT second, prompt FROM sides) GROUP BY second"
+    ).fetchall()
     if min(n for (n,) in few) < FEWEST_PROMPTS:
         notes.append(f"a side has fewer than {FEWEST_PROMPTS} prompts: no interval")
     return notes

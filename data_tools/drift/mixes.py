@@ -71,6 +71,9 @@ class PromptMix:
     examples_second: list[str]
 
 
+_SIZES = """SELECT sum(n)::BIGINT, count(*) FROM (
+        SELECT second, prompt, count(*) AS n FROM sides GROUP BY ALL) GROUP BY second ORDER BY second"""
+
 _CELLS = """CREATE OR REPLACE TEMP TABLE _cells AS SELECT prompt, {name} AS category,
         count(*) FILTER (NOT second)::DOUBLE AS x, count(*) FILTER (second)::DOUBLE AS y
     FROM sides GROUP BY ALL"""
@@ -80,7 +83,8 @@ _CATEGORIES = """CREATE OR REPLACE TEMP TABLE _categories AS
 
 # The variance of q - p over prompts, whose rows go together: the square of numbers.py's u_p, multiplied out,
 # so that cells of 0 rows need not be there.
-_CHANCE = """WITH prompts AS (SELECT prompt, sum(x) / $n1 AS a, sum(y) / $n2 AS b FROM _cells GROUP BY prompt),
+_CHANCE = """WITH prompts AS (
+        SELECT prompt, sum(x) / $n1 AS a, sum(y) / $n2 AS b FROM _cells GROUP BY prompt),
     whole AS (SELECT count(*) AS n, sum(a * a) AS aa, sum(a * b) AS ab, sum(b * b) AS bb FROM prompts),
     seen AS (
         SELECT c.category, any_value(c.p) AS p, any_value(c.q) AS q,
@@ -93,18 +97,14 @@ _CHANCE = """WITH prompts AS (SELECT prompt, sum(x) / $n1 AS a, sum(y) / $n2 AS 
     SELECT sum(sqrt(2 * v / pi())) / 2, sum(v / (4 * (p + q))) / ln(2) FROM spread"""
 
 _TERM = "CASE WHEN {a} > 0 THEN {a} * log2(2 * {a} / ({a} + {b})) ELSE 0 END"
-_DISTANCE = (
-    f"SELECT sum(abs(p - q)) / 2, (sum({_TERM.format(a='p', b='q')}) + sum({_TERM.format(a='q', b='p')})) / 2 "
-    "FROM {table}"
-)
+_DISTANCE = f"""SELECT sum(abs(p - q)) / 2,
+        (sum({_TERM.format(a="p", b="q")}) + sum({_TERM.format(a="q", b="p")})) / 2
+    FROM {{table}}"""
 
 
 def mix(con: "duckdb.DuckDBPyConnection", name: str) -> Mix | None:
     """Compare a column of `sides` by category; None where all rows are of one."""
-    [(n1, n2, prompts1, prompts2)] = con.sql(
-        """SELECT count(*) FILTER (NOT second), count(*) FILTER (second),
-            count(DISTINCT prompt) FILTER (NOT second), count(DISTINCT prompt) FILTER (second) FROM sides"""
-    ).fetchall()
+    [(n1, prompts1), (n2, prompts2)] = con.sql(_SIZES).fetchall()
     sizes = {"n1": n1, "n2": n2}
     con.execute(_CELLS.format(name=name))
     con.execute(_CATEGORIES, sizes)
@@ -135,7 +135,8 @@ def prompt_mix(con: "duckdb.DuckDBPyConnection") -> PromptMix:
     """Compare which prompts the sides have, and how often each was drawn."""
     con.execute(
         """CREATE OR REPLACE TEMP TABLE _drawn AS SELECT prompt, sum(rows) FILTER (NOT second) AS rows1,
-            sum(rows) FILTER (second) AS rows2, count(*) FILTER (NOT second) AS x, count(*) FILTER (second) AS y
+            sum(rows) FILTER (second) AS rows2, count(*) FILTER (NOT second) AS x,
+            count(*) FILTER (second) AS y
         FROM (SELECT prompt, grp, second, count(*) AS rows FROM sides GROUP BY ALL) GROUP BY prompt"""
     )
     [(both, only1, only2, rows1, rows2, n1, n2)] = con.sql(
@@ -147,7 +148,10 @@ def prompt_mix(con: "duckdb.DuckDBPyConnection") -> PromptMix:
     counts = con.sql("SELECT x + y AS k, count(*) AS n FROM _drawn GROUP BY k ORDER BY k").fetchall()
     chance = divided_by_chance(counts, n1, n2)
     examples = [
-        [name for (name,) in con.sql(f"SELECT prompt FROM _drawn WHERE {c} ORDER BY prompt LIMIT 3").fetchall()]
+        [
+            name
+            for (name,) in con.sql(f"SELECT prompt FROM _drawn WHERE {c} ORDER BY prompt LIMIT 3").fetchall()
+        ]
         for c in ("y = 0", "x = 0")
     ]
     return PromptMix(both, only1, only2, rows1, rows2, Distance(tv, chance[0], js, chance[1]), *examples)
@@ -174,7 +178,9 @@ def _binomial(k: int, share: float) -> tuple[Any, Any]:
     """Values of a binomial variable and their chances; around the mean alone where there are many."""
     if k <= EXACT:
         x = np.arange(k + 1, dtype=np.float64)
-        logs = np.array([math.lgamma(k + 1) - math.lgamma(i + 1) - math.lgamma(k - i + 1) for i in range(k + 1)])
+        logs = np.array(
+            [math.lgamma(k + 1) - math.lgamma(i + 1) - math.lgamma(k - i + 1) for i in range(k + 1)]
+        )
         chance = np.exp(logs + x * math.log(share) + (k - x) * math.log1p(-share))
     else:
         spread = math.sqrt(k * share * (1 - share))

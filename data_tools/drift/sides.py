@@ -20,8 +20,8 @@ SNAPSHOT = "snapshot.json"
 SPLITS = ("train", "holdout")
 
 WAYS = (
-    "a selection is a split (train, holdout), a batch or the beginning of its name (20261130), a span of them "
-    "(20261101..20261130, ..20261130), a run directory (the batches that it read), or a condition "
+    "a selection is a split (train, holdout), a batch or the beginning of its name (20261130), a span of "
+    "them (20261101..20261130, ..20261130), a run directory (the batches that it read), or a condition "
     "(policy_version = 3)"
 )
 
@@ -64,7 +64,9 @@ def _condition(ds: "Dataset", selection: str) -> str:
     batches = ds.batches()
     first, dots, last = text.partition("..")
     if dots and not set(text) & set(" '\"()=<>"):
-        chosen = [b for b in batches if (not first or b >= first) and (not last or b <= last or b.startswith(last))]
+        chosen = [
+            b for b in batches if (not first or b >= first) and (not last or b <= last or b.startswith(last))
+        ]
         if not chosen:
             raise ConfigError(f"{ds.path} has no batch in {text}", _known(batches))
         return _in(chosen)
@@ -92,7 +94,7 @@ def _read_by(ds: "Dataset", run: Path) -> list[str]:
     gone = sorted(set(wanted) - set(ds.batches()))
     if gone:
         raise DataError(
-            f"{len(gone)} of the {len(wanted)} batches that {run} read are not in {ds.path}, such as {gone[0]}",
+            f"{len(gone)} of the {len(wanted)} batches that {run} read are not in {ds.path}: {gone[0]}, ...",
             "it read another dataset, or this one was compacted or had rows erased since",
         )
     return wanted

@@ -23,8 +23,10 @@ import data_tools
 
 data_tools.open("PATH").sql("SELECT policy, count(*), avg(reward) FROM rollouts GROUP BY ALL")"""
 
-_COUNTS = """SELECT count(*) AS rows, count(DISTINCT prompt_hash) AS prompts,
-    count(DISTINCT group_id) AS groups, count(n_tokens) AS with_ids, sum(n_tokens)::BIGINT AS response_tokens,
+_COUNTS = """SELECT count(*) AS rows,
+    (SELECT count(*) FROM (SELECT DISTINCT prompt_hash FROM rollouts)) AS prompts,
+    (SELECT count(*) FROM (SELECT DISTINCT group_id FROM rollouts)) AS groups,
+    count(n_tokens) AS with_token_ids, sum(n_tokens)::BIGINT AS response_tokens,
     count(behavior_logprob) AS with_logprobs FROM rollouts"""
 
 _SPLITS = "SELECT split, count(*) AS rows FROM rollouts GROUP BY split ORDER BY split DESC"
@@ -39,7 +41,7 @@ def data_card(ds: "Dataset") -> str:
         splits = _records(con, _SPLITS)
         rejects = _reasons(con, "SELECT reason AS code FROM rejects", REASONS)
         flags = _reasons(con, "SELECT unnest(flags) AS code FROM rollouts", FLAGS)
-        erased = con.sql("SELECT count(DISTINCT id_hash) FROM _erased").fetchall()[0][0]
+        erased = con.sql("SELECT count(*) FROM (SELECT DISTINCT id_hash FROM _erased)").fetchall()[0][0]
     name = plain(place(ds.path) or ds.path)
     named = [[file.name, file.bytes, file.footer] for file in files]
     identity = hashlib.sha256(json.dumps(named).encode()).hexdigest()
@@ -48,7 +50,7 @@ def data_card(ds: "Dataset") -> str:
         **span_facts(found),
         "batches": len(ds.batches()),
         "rows by split": ", ".join(f"{one['split']} {one['rows']:,}" for one in splits) or None,
-        "held out": f"{ds.info.holdout:g} of the prompts, by {ds.info.split_by}, salt {ds.info.salt}",
+        "held out": f"{ds.info.holdout:g} of the prompts, by {ds.info.split_by}",
         "rows erased": erased or None,
         "created": ds.info.created.strftime("%Y-%m-%d %H:%M:%S UTC"),
         "format version": ds.info.format_version,
@@ -63,7 +65,9 @@ def data_card(ds: "Dataset") -> str:
         "Flags on rows": table(flags) or None,
         "Use": fenced(USAGE, "python"),
     }
-    intro = "Responses of language models that were already logged, as a dataset of `rec`: one row a response."
+    intro = (
+        "Responses of language models that were already logged, as a dataset of `rec`: one row a response."
+    )
     return card(_metadata(name, counts["rows"], identity), name, f"{intro}\n\n{sections(parts)}")
 
 
@@ -79,7 +83,9 @@ def _metadata(name: str, rows: int, identity: str) -> dict[str, Any]:
 
 
 def _reasons(con: "duckdb.DuckDBPyConnection", codes: str, meanings: dict[str, str]) -> list[dict[str, Any]]:
-    query = f"SELECT code, count(*) AS rows FROM ({codes}) GROUP BY code ORDER BY rows DESC, code LIMIT {LISTED}"
+    query = (
+        f"SELECT code, count(*) AS rows FROM ({codes}) GROUP BY code ORDER BY rows DESC, code LIMIT {LISTED}"
+    )
     return [
         {"reason": code, "rows": rows, "meaning": meanings.get(code)}
         for code, rows in con.sql(query).fetchall()

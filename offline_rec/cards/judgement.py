@@ -1,4 +1,4 @@
-"""What was found out about a policy after its fit: the parts of a card that evaluations beside the run give."""
+"""What was found out about a policy after its fit: the parts of a card that reports beside the run give."""
 
 import json
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ def off_policy(run: Path) -> str | None:
     where = f", where {plain(report['where'])}" if report["where"] else ""
     data = (
         f"On {report['episodes']:,} responses to {report['prompts']:,} prompts of {place(report['dataset'])} "
-        f"(split {report['split']}{where}), whose mean reward is {_interval(report['logged'])}; 95 % intervals "
-        "over prompts."
+        f"(split {report['split']}{where}), whose mean reward is {_interval(report['logged'])}; 95 % "
+        "intervals over prompts."
     )
     return f"{text(data, characters=1000)}\n\n{table(rows)}"
 
@@ -53,8 +53,8 @@ def _evaluation(report: Facts) -> str:
     asked = report["asked"]
     settings = ", ".join(f"{name} {plain(asked[name])}" for name in SETTINGS if asked.get(name) is not None)
     said = (
-        f"{asked['samples']:,} samples a prompt to {asked['prompts']:,} prompts, reward {plain(asked['reward'])}; "
-        f"{settings}; 95 % intervals over prompts."
+        f"{asked['samples']:,} samples a prompt to {asked['prompts']:,} prompts, reward "
+        f"{plain(asked['reward'])}; {settings}; 95 % intervals over prompts."
     )
     rows = [
         {

@@ -1,4 +1,4 @@
-"""What the card of a loop's model tells besides that of a fit: the regime, the sampler, versions by update."""
+"""What the card of a loop's model tells besides that of a fit: the regime, the sampler, the versions."""
 
 from pathlib import Path
 from typing import Any

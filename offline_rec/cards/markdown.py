@@ -15,7 +15,9 @@ BEGIN, END = "<!-- written by rec card -->", "<!-- end of what rec card wrote --
 
 # What would start HTML, a mention or a link: shown by its entity.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": ":&#47;&#47;", "www.": "www&#46;"}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202f\u2066-\u2069\ufeff\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202f\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 # What starts markup anywhere in a line; the entities from above stay as they are.
 _ENTITY_OR_SPECIAL = re.compile(r"&(?:amp|lt|gt|#64|#47|#46);|[\\`*_{}\[\]()#+!|~$^=]")
 _FRONT = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?(?:\n|\Z)", re.S)

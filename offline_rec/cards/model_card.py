@@ -36,7 +36,12 @@ TRAINING = (
 
 PATHS = ("anchor", "reference")
 
-HELDOUT = {"value_logged": "reward logged", "value": "reward estimated", "kl": "KL to the anchor", "ess": "ESS"}
+HELDOUT = {
+    "value_logged": "reward logged",
+    "value": "reward estimated",
+    "kl": "KL to the anchor",
+    "ess": "ESS",
+}
 
 FILES = 50
 """Files of the data that a card names."""
@@ -126,7 +131,11 @@ def _algorithm(config: FitConfig) -> str:
     shown |= {name: float(value) for name, value in composition.parameters.items()}
     settings = shown | {name: value for name, value in fields.items() if value is not None}
     sql = fenced("\n".join(f"{name}: {value}" for name, value in changed.items()), "sql")
-    shaped = f"Shaping, where it is not the default:\n\n{sql}" if changed else "Shaping: the default in every field."
+    shaped = (
+        f"Shaping, where it is not the default:\n\n{sql}"
+        if changed
+        else "Shaping: the default in every field."
+    )
     formula = f"Coefficient of a token's gradient:\n\n{fenced(row.formula)}"
     return f"{formula}\n\n{facts(settings)}\n\n{shaped}"
 
@@ -159,4 +168,3 @@ def _data(config: FitConfig, snapshot: Snapshot) -> dict[str, str | None]:
         "Left out": table(left) or None,
         "Remarks": fenced(notes) if notes else None,
     }
-

@@ -1,4 +1,4 @@
-"""Where rows come from, as counts and names alone: sources, time span, policies, how they sampled, rewards."""
+"""Where rows come from, as counts and names alone: sources, time span, policies, sampling, rewards."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -59,7 +59,13 @@ def run_card(run: Path, name: str = MODEL_FOLDER, *, updates: int | None = None)
     if is_loop(run):
         fit, title = fit_of_loop(run, known), run.absolute().name
         text = model_card(
-            fit, _config(fit), updates=known, title=title, extra=loop_section(run), judged=run, adapter=adapter
+            fit,
+            _config(fit),
+            updates=known,
+            title=title,
+            extra=loop_section(run),
+            judged=run,
+            adapter=adapter,
         )
     else:
         text = model_card(run, _config(run), updates=known, adapter=adapter)

@@ -1,4 +1,4 @@
-"""Which weights learned from rows that were erased since: in one run or several, and in those begun from them."""
+"""Which weights have learned from rows that were erased since, in runs and in those that began from them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -145,8 +145,6 @@ def trace_erased(runs: Sequence[str | Path], erased: str | Path) -> ErasureTrace
     if not runs:
         raise ConfigError("no run is named", "name run directories")
     hashes = _hashes(erased)
-    if not hashes.num_rows:
-        raise DataError(f"{erased} names no erased row", "rec delete records what it erases in the dataset")
     search = _Search(hashes)
     return ErasureTrace(str(erased), hashes.num_rows, [search.run(run) for run in runs])
 
@@ -160,6 +158,8 @@ def _hashes(erased: str | Path) -> "pa.Table":
     if Path(erased).is_file():
         text = Path(erased).read_text(encoding="utf-8", errors="replace")
         ids = [line.strip() for line in text.splitlines() if line.strip()]
+        if not ids:
+            raise DataError(f"{erased} is empty", "write a response id a line")
         with open_duckdb() as con:
             con.register("_ids", pa.table({"response_id": pa.array(ids, pa.string())}))
             return con.sql(f"SELECT DISTINCT {HASH_SQL} AS id_hash FROM _ids").to_arrow_table()

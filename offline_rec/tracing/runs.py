@@ -73,7 +73,7 @@ class TracedRun:
         self.config = _config(self.path)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
-        """A fresh connection with the view `used`: a row a response and update, `part` the file it is from."""
+        """A fresh connection with the view `used`: a row a response and update, `part` its file."""
         con = open_duckdb()
         files = ", ".join(literal(str(path.absolute())) for path in self._parts.values())
         scan = f"UNION ALL BY NAME FROM read_parquet([{files}], union_by_name = true, filename = true)"

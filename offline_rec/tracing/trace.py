@@ -66,7 +66,7 @@ class RowTrace:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """An update and the rows that made it: `rows` holds those of the largest |weight x advantage| of `n_rows`.
+    """An update and what made it: of `n_rows` rows, `rows` holds those of the largest |weight x advantage|.
 
     `policies`: rows and weight by who sampled them. `record`: the numbers of the update in metrics.jsonl.
     """
@@ -136,7 +136,9 @@ def _row(run: TracedRun, con: "duckdb.DuckDBPyConnection", row: str, limit: int 
         raise _no_row(run, con, row, ds)
     if not known and ds is not None:
         erased = row in ds.erased()
-        notes.append("the dataset no longer has it: it was erased" if erased else "the dataset has no such row")
+        notes.append(
+            "the dataset no longer has it: it was erased" if erased else "the dataset has no such row"
+        )
     if not n_uses and known:
         notes.append(_why_unused(known[0]))
     uses = con.sql(
@@ -213,7 +215,7 @@ def _add_advantages(run: TracedRun, con: "duckdb.DuckDBPyConnection") -> None:
 
 
 def _add_sampler(con: "duckdb.DuckDBPyConnection", ds: "Dataset | None") -> None:
-    """Make `_told` of `_uses`: policy and version are the lineage's own or, of a fit, those of the dataset."""
+    """Make `_told` of `_uses`: policy and version are the lineage's own, else those of the dataset."""
     missing = con.sql("SELECT response_id FROM _uses WHERE policy IS NULL").to_arrow_table()
     con.execute("CREATE TEMP TABLE _samplers(response_id VARCHAR, policy VARCHAR, policy_version BIGINT)")
     if ds is not None and missing.num_rows:
@@ -246,7 +248,8 @@ def _in_dataset(ds: "Dataset | None", ids: list[str]) -> list[Facts]:
         return []
     query = """SELECT policy, policy_version, reward, prompt, split FROM rollouts
         WHERE response_id IN (SELECT unnest($ids)) LIMIT 1"""
-    return ds.sql(query, {"ids": ids}).to_pylist()
+    found: list[Facts] = ds.sql(query, {"ids": ids}).to_pylist()
+    return found
 
 
 def _notes(run: TracedRun, ds: "Dataset | None") -> list[str]:
