@@ -1,5 +1,6 @@
 """The parts of a card that tell where rows come from."""
 
+import re
 from typing import Any
 
 from offline_rec.cards.markdown import table, text
@@ -56,7 +57,7 @@ def place(name: str | None) -> str | None:
     if name is None:
         return None
     scheme, slashes, rest = name.partition("://")
-    if slashes:
+    if slashes and re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*", scheme):
         return f"{scheme}://{rest.split('?')[0].rpartition('@')[2]}"
     parts = name.replace("\\", "/").rstrip("/").split("/")
     hub = next((part for part in parts if part.startswith("models--")), None)
