@@ -39,17 +39,23 @@ def fit_of_loop(run: Path, updates: int | None) -> Path:
     return max(before)[1]
 
 
-def loop_section(run: Path) -> dict[str, str | None]:
+def loop_sections(run: Path) -> dict[str, str | None]:
     """The sections about the rounds of a loop."""
     config = _config(run)
     told: dict[str, Any] = {name.replace("_", " "): config.get(name) for name in SHOWN}
-    options = ", ".join(f"{name}={value}" for name, value in (config.get("reward_options") or {}).items())
     told["prompts"] = place(config.get("prompts")) or "those of the dataset"
-    told["reward"] = f"{config['reward']}({options})" if config.get("reward") else None
+    told["reward"] = reward_of(run)
+    told["data, below"] = "that of the last round"
     found = data_tools.open(run).sql(f"{VERSIONS} LIMIT {LISTED}").to_pylist()
     named = [one for one in found if one["policy"] is not None]
-    told["data, below"] = "that of the last round"
     return {"Rounds": facts(told), "Versions that the updates saw": table(named) or None}
+
+
+def reward_of(run: Path) -> str | None:
+    """The reward of a loop with its options, as it is spelt elsewhere; None where it has none."""
+    config = _config(run)
+    options = ", ".join(f"{name}={value!r}" for name, value in (config.get("reward_options") or {}).items())
+    return f"{config['reward']}({options})" if config.get("reward") and options else config.get("reward")
 
 
 def _first_step(fit: Path) -> int | None:

@@ -7,6 +7,7 @@ from data_tools.shaping import Shaping
 from offline_rec.algorithms import algorithm
 from offline_rec.cards.data_sections import origin, place, reward_section, span_facts
 from offline_rec.cards.judgement import evaluations, off_policy
+from offline_rec.cards.loop_card import loop_sections, reward_of
 from offline_rec.cards.markdown import card, facts, fenced, folded, plain, sections, table
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT
@@ -54,25 +55,24 @@ def model_card(
     config: FitConfig,
     *,
     updates: int | None,
-    title: str | None = None,
-    extra: dict[str, str | None] | None = None,
-    judged: Path | None = None,
+    loop: Path | None = None,
     adapter: bool = False,
 ) -> str:
     """The card of the weights of a fit's run directory after so many updates.
 
-    `extra` are more sections; `judged`: the directory whose evaluations count, where it is not `run`.
-    `adapter`: of the adapter alone. The same run gives the same card.
+    `loop`: the directory of the loop whose last fit that is. `adapter`: of the adapter alone. The same run
+    gives the same card.
     """
+    whole = run if loop is None else loop
     snapshot = Snapshot.read(run)
     row = algorithm(config.algorithm)
     parts: dict[str, str | None] = {
-        "Training": facts(_training(config, snapshot, updates, run)),
+        "Training": facts(_training(config, snapshot, updates, whole)),
         "Algorithm": _algorithm(config),
-        **(extra or {}),
-        **(_data(config, snapshot) if snapshot else {}),
-        "Off-policy estimate": off_policy(judged or run),
-        "Evaluation by sampling": evaluations(judged or run),
+        **(loop_sections(loop) if loop else {}),
+        **(_data(config, snapshot, reward_of(loop) if loop else None) if snapshot else {}),
+        "Off-policy estimate": off_policy(whole),
+        "Evaluation by sampling": evaluations(whole),
         "Use": fenced(ADAPTER_USAGE if adapter else USAGE, "python"),
     }
     base = base_model(config.model)
@@ -87,7 +87,7 @@ def model_card(
             **({"snapshot": snapshot.hash} if snapshot else {}),
         },
     }
-    return card(metadata, title or plain(run.absolute().name), f"{INTRO}\n\n{sections(parts)}")
+    return card(metadata, plain(whole.absolute().name), f"{INTRO}\n\n{sections(parts)}")
 
 
 def base_model(path: str) -> str | None:
@@ -124,6 +124,8 @@ def _algorithm(config: FitConfig) -> str:
     parts = {name: getattr(composition, name) for name in ("keep", "importance", "regulariser", "reduction")}
     fields = {name: getattr(config, name) for name in TRAINING}
     fields |= {name: place(fields[name]) for name in PATHS}
+    if not config.kl_coef:
+        fields.pop("kl_kind")
     if config.lora_rank is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("lora_")}
     changed = shaping.model_dump(exclude_defaults=True)
@@ -140,7 +142,7 @@ def _algorithm(config: FitConfig) -> str:
     return f"{formula}\n\n{facts(settings)}\n\n{shaped}"
 
 
-def _data(config: FitConfig, snapshot: Snapshot) -> dict[str, str | None]:
+def _data(config: FitConfig, snapshot: Snapshot, reward: str | None) -> dict[str, str | None]:
     found = snapshot.provenance
     told = {
         "dataset": place(config.dataset),
@@ -164,7 +166,7 @@ def _data(config: FitConfig, snapshot: Snapshot) -> dict[str, str | None]:
     return {
         "Data": "\n\n".join(body),
         **(origin(found) if found else {"Sources": "unknown"}),
-        "Rewards": reward_section(found) if found else "unknown",
+        "Rewards": reward_section(found, reward) if found else "unknown",
         "Left out": table(left) or None,
         "Remarks": fenced(notes) if notes else None,
     }

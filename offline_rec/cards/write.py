@@ -10,10 +10,10 @@ from data_tools.errors import ConfigError, DataError
 from data_tools.run_directory import is_run
 from data_tools.store.storage import open_storage
 from offline_rec.cards.data_card import data_card
-from offline_rec.cards.loop_card import fit_of_loop, is_loop, loop_section
-from offline_rec.cards.markdown import BEGIN, front_matter_of, with_notes_of
+from offline_rec.cards.loop_card import fit_of_loop, is_loop
+from offline_rec.cards.markdown import BEGIN, with_notes_of
 from offline_rec.cards.model_card import model_card
-from offline_rec.config import CONFIG_FILE, FitConfig, fit_config
+from offline_rec.config import CONFIG_FILE, fit_config
 from offline_rec.tracing.runs import updates_of
 from offline_rec.training.checkpoint import ADAPTER_FOLDER, MODEL_FOLDER
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from data_tools.dataset import Dataset
 
 FILE = "README.md"
-OURS = "offline-rec"
-"""Tag of the cards that this program wrote before they had marks."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +54,8 @@ def run_card(run: Path, name: str = MODEL_FOLDER, *, updates: int | None = None)
     """The card of what a run ended with; `updates`: after how many, where its present card does not say."""
     folder, adapter = run / name, name == ADAPTER_FOLDER
     known = updates_of(folder) if updates is None else updates
-    if is_loop(run):
-        fit, title = fit_of_loop(run, known), run.absolute().name
-        text = model_card(
-            fit,
-            _config(fit),
-            updates=known,
-            title=title,
-            extra=loop_section(run),
-            judged=run,
-            adapter=adapter,
-        )
-    else:
-        text = model_card(run, _config(run), updates=known, adapter=adapter)
+    fit, loop = (fit_of_loop(run, known), run) if is_loop(run) else (run, None)
+    text = model_card(fit, fit_config(fit / CONFIG_FILE), updates=known, loop=loop, adapter=adapter)
     old = folder / FILE
     return with_notes_of(old.read_text(encoding="utf-8"), text) if old.exists() else text
 
@@ -98,10 +85,3 @@ def _dataset_card(ds: "Dataset", *, write: bool) -> Card:
     if write:
         storage.write(FILE, text.encode())
     return Card(where, text)
-
-
-def _config(run: Path) -> FitConfig:
-    return fit_config(run / CONFIG_FILE)
-
-
-__all__ = ["Card", "card", "front_matter_of", "put", "run_card", "write_run_cards"]
