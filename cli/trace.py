@@ -22,7 +22,7 @@ LIMIT = 20
 @click.option(
     "--erased",
     metavar="DATASET|FILE",
-    help="Erased rows of a dataset, or a file with a response id a line: what learned from them?",
+    help="Erased rows of a dataset, or a file (-) with a response id a line: what learned from them?",
 )
 @click.option(
     "--limit",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FEWEST_PROMPTS = 10
 """Prompts that each side needs for an interval: below, the spread of prompts is not known well enough."""
 
+ROUNDING = 1e-12
+
 Z = 1.959963984540054
 
 
@@ -83,7 +85,8 @@ def number(con: "duckdb.DuckDBPyConnection", name: str) -> Number | None:
     [(prompts1, prompts2, prompts, squares)] = con.execute(_SPREAD, sides).fetchall()
     [(shared, shared_mean, shared_variance)] = con.sql(_SHARED).fetchall()
     [(delta,)] = con.execute(_CLIFF.format(name=name), {"n1": n1, "n2": n2}).fetchall()
-    low, high = _interval(m2 - m1, squares * prompts / max(prompts - 1, 1), min(prompts1, prompts2))
+    difference = _without_rounding(m2 - m1, (m1, m2, math.sqrt(max(v1 or 0.0, v2 or 0.0))))
+    low, high = _interval(difference, squares * prompts / max(prompts - 1, 1), min(prompts1, prompts2))
     shared_low, shared_high = _interval(shared_mean, (shared_variance or 0) / max(shared, 1), shared)
     con.execute("DROP TABLE _prompts")
     return Number(
@@ -92,16 +95,21 @@ def number(con: "duckdb.DuckDBPyConnection", name: str) -> Number | None:
         n_second=n2,
         first=m1,
         second=m2,
-        difference=m2 - m1,
+        difference=difference,
         low=low,
         high=high,
-        hedges_g=_hedges_g(m2 - m1, (n1, n2), (v1, v2)),
+        hedges_g=_hedges_g(difference, (n1, n2), (v1, v2)),
         cliffs_delta=delta,
         same_prompts=shared,
         same_prompts_difference=shared_mean,
         same_prompts_low=shared_low,
         same_prompts_high=shared_high,
     )
+
+
+def _without_rounding(difference: float, scales: tuple[float, ...]) -> float:
+    """0 for what is smaller than the rounding of sums in another order: the same rows differ in nothing."""
+    return 0.0 if abs(difference) <= ROUNDING * max(map(abs, scales)) else difference
 
 
 def _hedges_g(

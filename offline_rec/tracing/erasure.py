@@ -1,5 +1,6 @@
 """Which weights have learned from rows that were erased since, in runs and in those that began from them."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -139,8 +140,8 @@ class _Search:
 def trace_erased(runs: Sequence[str | Path], erased: str | Path) -> ErasureTrace:
     """Find what runs have learned from rows that were erased, and which of their weights hold it.
 
-    `erased` is a dataset, whose deletions are recorded, or a text file with a response id a line. A run that
-    began with touched weights of another one is touched throughout.
+    `erased` is a dataset, whose deletions are recorded, or a text file with a response id a line (`-` is
+    stdin). A run that began with touched weights of another one is touched throughout.
     """
     if not runs:
         raise ConfigError("no run is named", "name run directories")
@@ -155,8 +156,9 @@ def _hashes(erased: str | Path) -> "pa.Table":
 
     from data_tools.store.connection import open_duckdb
 
-    if Path(erased).is_file():
-        text = Path(erased).read_text(encoding="utf-8", errors="replace")
+    if str(erased) == "-" or Path(erased).is_file():
+        data = sys.stdin.read() if str(erased) == "-" else Path(erased).read_bytes()
+        text = data if isinstance(data, str) else data.decode("utf-8", errors="replace")
         ids = [line.strip() for line in text.splitlines() if line.strip()]
         if not ids:
             raise DataError(f"{erased} is empty", "write a response id a line")

@@ -27,6 +27,10 @@ def test_a_step_and_a_row_are_traced(run, place, tmp_path):
     (tmp_path / "ids").write_text(f"{row}\n")
     erased = run("trace", place / "run", "--erased", tmp_path / "ids")
     assert f"touched: {place / 'run' / 'model'}" in erased.stdout
+    assert run("trace", place / "run", "--erased", "-", stdin=row).stdout.endswith(
+        erased.stdout.split("\n", 1)[1]
+    )
+    assert run("trace", place / "run", "--erased", "-", stdin="").exit_code == 1
 
 
 def test_wrong_usage_of_trace(run, place):
