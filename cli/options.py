@@ -40,6 +40,10 @@ dataset_argument = click.argument("dataset", metavar="DATASET")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
+facts_output_option = click.option(
+    "-o", "--output", metavar="FILE", help="Write the facts there, as JSON, instead of printing them."
+)
+
 model_option = click.option(
     "--model", required=True, metavar="MODEL", help="A Hugging Face model directory (weights and tokenizer)."
 )

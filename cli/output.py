@@ -108,6 +108,17 @@ def show(facts: Mapping[str, Any] | Sequence[Mapping[str, Any]], as_json: bool) 
         print_records(facts)
 
 
+def write_facts(facts: Mapping[str, Any], target: str) -> None:
+    """Facts as one JSON document in a file that appears only once it is whole."""
+    write_text(to_json(facts, indent=True) + "\n", target)
+
+
+def write_text(text: str, target: str) -> None:
+    """A text in a file that appears only once it is whole."""
+    folder, slash, name = target.rpartition("/")
+    open_storage(folder + slash or ".").write(name, text.encode())
+
+
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Facts for a reader: a line each, then what holds several lines under its name, records as tables."""
     _print_aligned(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from data_tools.collecting.collect import CollectReport, collect
     from data_tools.dataset import Dataset
+    from data_tools.drift.diff import diff
     from data_tools.shaping import Shaping
     from data_tools.store.dataset import DatasetInfo, PolicyCard
 
@@ -25,6 +26,7 @@ __all__ = [
     "RecError",
     "Shaping",
     "collect",
+    "diff",
     "open",
 ]
 
@@ -35,6 +37,7 @@ _HOME = {
     "PolicyCard": "data_tools.store.dataset",
     "Shaping": "data_tools.shaping",
     "collect": "data_tools.collecting.collect",
+    "diff": "data_tools.drift.diff",
 }
 
 

@@ -1,7 +1,6 @@
 """Learn from logged responses: fit a policy with a regularised group-relative objective.
 
-`fit`, `loop`, `refresh`, their configurations, `objective` and `rewards` load on first use, so that importing
-the package costs nothing.
+Every public name loads on first use, so that importing the package costs nothing.
 """
 
 from importlib import import_module
@@ -9,23 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offline_rec import rewards
+    from offline_rec.cards.write import card
     from offline_rec.config import FitConfig
+    from offline_rec.hub.push import push
     from offline_rec.looping.config import LoopConfig
     from offline_rec.looping.loop import loop
     from offline_rec.objectives.objective import objective
     from offline_rec.sampling.refresh import refresh
+    from offline_rec.tracing.erasure import trace_erased
+    from offline_rec.tracing.trace import trace
     from offline_rec.training.fit import fit
 
-__all__ = ["FitConfig", "LoopConfig", "fit", "loop", "objective", "refresh", "rewards"]
+__all__ = [
+    "FitConfig",
+    "LoopConfig",
+    "card",
+    "fit",
+    "loop",
+    "objective",
+    "push",
+    "refresh",
+    "rewards",
+    "trace",
+    "trace_erased",
+]
 
 _HOMES = {
     "FitConfig": "offline_rec.config",
     "LoopConfig": "offline_rec.looping.config",
+    "card": "offline_rec.cards.write",
     "fit": "offline_rec.training.fit",
     "loop": "offline_rec.looping.loop",
     "objective": "offline_rec.objectives.objective",
+    "push": "offline_rec.hub.push",
     "refresh": "offline_rec.sampling.refresh",
     "rewards": "offline_rec.rewards",
+    "trace": "offline_rec.tracing.trace",
+    "trace_erased": "offline_rec.tracing.erasure",
 }
 
 

@@ -38,7 +38,8 @@ class Snapshot:
     `index` is the digest of the rows trained on; `now` is the moment that `age_days` counts back from.
     `model`: fingerprint of the starting weights. `tokens_key`, `anchor_key`, `reference_key`: sidecars of the
     dataset in use, null where none is. `longest`, `largest_group`: tokens of the longest row, and of the
-    group that has most. Written last of all that prepares a run.
+    group that has most. `provenance`: where the rows trained on come from. Written last of all that prepares
+    a run.
     """
 
     files: Sequence[SourceFile]
@@ -58,6 +59,7 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
     longest: int = 0
     largest_group: int = 0
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
     def hash(self) -> str:

@@ -19,6 +19,7 @@ from data_tools.store.storage import open_storage
 from data_tools.store.views import literal
 from offline_rec import rewards
 from offline_rec.algorithms import algorithm
+from offline_rec.cards.write import write_run_cards
 from offline_rec.config import CONFIG_FILE, FitConfig, to_yaml
 from offline_rec.data.order import shuffled
 from offline_rec.looping.config import LoopConfig
@@ -280,6 +281,7 @@ class _Looping:
         shutil.rmtree(staged, ignore_errors=True)
         shutil.copytree(self.run_folder(last) / MODEL, staged)
         checkpoint.publish_folder(staged, target)
+        write_run_cards(self.folder, steps)
         where = "true" if self.config.offline else f"policy = {literal(self.config.policy)}"
         query = f"""SELECT count(*) AS n, count(DISTINCT (policy, policy_version)) AS versions
             FROM rollouts WHERE {where}"""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from offline_rec.cards.write import write_run_cards
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT
 from offline_rec.models.policy import Policy
@@ -151,6 +152,7 @@ def _publish(run: Run, loop: Loop) -> int:
         step = next(s for s in latest if s == first or checkpoint.verify(root / f"step-{s}") is None)
     source = root / f"step-{step}" if step > run.first_step else run.continued
     lead(run.engine, partial(_copy, run, source, step))
+    lead(run.engine, partial(write_run_cards, run.folder, step))
     return step
 
 

@@ -7,14 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.dataset as pads
+
 from data_tools import shaping as shapings
 from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.checks import any_turns, check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.statement import stages, with_stages
+from offline_rec.cards.provenance import provenance
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT, Admission
-from offline_rec.data.index import IndexCounts, UnusableNumber, build_index
+from offline_rec.data.index import ROWS_FILE, IndexCounts, UnusableNumber, build_index
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot, SourceFile, source_files, source_names
 from offline_rec.data.tokens import TokenPlan
@@ -86,7 +89,14 @@ def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], N
             notes=notes,
             longest=train.longest,
             largest_group=train.largest_group,
+            provenance=_provenance(con, Path(config.out) / TRAIN),
         ).write(Path(config.out))
+
+
+def _provenance(con: "duckdb.DuckDBPyConnection", index: Path) -> dict[str, Any]:
+    """Where the rows of an index come from, for the card of the model."""
+    con.register("_index", pads.dataset(str(index / ROWS_FILE), format="arrow"))
+    return provenance(con, "(FROM rollouts SEMI JOIN _index USING (response_id))")
 
 
 def make_tokens(run: RunData) -> TokenPlan:

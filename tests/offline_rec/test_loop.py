@@ -12,6 +12,7 @@ import yaml
 
 import data_tools
 from data_tools.errors import ConfigError, DataError, Interrupted
+from offline_rec.cards.write import card
 from offline_rec.demo.model import build_model, build_tokenizer
 from offline_rec.demo.task import split
 from offline_rec.looping import loop as loop_module
@@ -21,6 +22,7 @@ from offline_rec.models.policy import Policy
 from offline_rec.sampling import refresh as refresh_module
 from offline_rec.sampling.choose import open_sampler
 from offline_rec.sampling.journal import Journal
+from offline_rec.tracing.trace import trace
 from offline_rec.training import checkpoint
 from offline_rec.training import loop as fit_loop_module
 from offline_rec.training import run_data as run_data_module
@@ -105,9 +107,40 @@ def test_the_lineage_of_each_example_matches_its_regime_exactly(name, world, tmp
     assert Policy.load(done.model).fingerprint() != Policy.load(world / "base").fingerprint()
 
 
-def test_samples_of_a_version_are_from_the_weights_that_its_card_names(world, tmp_path):
-    config = example("on-policy", world, tmp_path, "rounds=3", "keep_rounds=5", *SIGNAL)
-    loop(config)
+@pytest.fixture(scope="module")
+def on_policy(tmp_path_factory, world):
+    """A loop of three rounds that keeps them all, and its dataset."""
+    folder = tmp_path_factory.mktemp("on_policy")
+    loop(example("on-policy", world, folder, "rounds=3", "keep_rounds=5", *SIGNAL))
+    return folder
+
+
+def test_a_loop_is_traced_over_its_rounds_and_its_card_tells_of_them(on_policy):
+    run = on_policy / "run"
+    found = trace(run, step=2)
+    assert [(one["policy"], one["policy_version"], one["rows"]) for one in found.policies] == [
+        ("policy", 1, 6)
+    ]
+    logged = data_tools.open(on_policy / "ds").sql("SELECT response_id, reward FROM rollouts").to_pylist()
+    rewards = {row["response_id"]: row["reward"] for row in logged}
+    assert all(row["advantage"] is not None for row in found.rows)
+    assert sum(row["advantage"] for row in found.rows) == pytest.approx(0, abs=1e-12)
+    row = trace(run, row=found.rows[0]["response_id"])
+    assert (row.first_step, row.last_step, row.reward) == (2, 2, rewards[row.row])
+    places = [Path(path).relative_to(run).parts for path in row.holding]
+    assert {part[1][:6] for part in places if part[0] == "rounds"} == {"000002", "000003"}
+    assert ("model",) in places
+    text = (run / "model" / "README.md").read_text()
+    assert "| updates | 3 |" in text
+    assert "| steps per round | 1 |" in text
+    assert [f"| policy | {v} | 6 | {v + 1} | {v + 1} |" in text for v in range(3)] == [True] * 3
+    judged = text.replace("\\", "").split("## Rewards")[1]
+    assert "| regex(pattern='(1|3|5|7|9)$') | 6 |" in judged  # the rows of the last round
+    assert [one.text for one in card(run, write=False)] == [text]
+
+
+def test_samples_of_a_version_are_from_the_weights_that_its_card_names(world, on_policy):
+    tmp_path = on_policy
     versions = data_tools.open(tmp_path / "ds").policies()["policy"].model_extra["versions"]
     rounds = sorted((tmp_path / "run" / "rounds").iterdir())
     models = [world / "base", *(folder / "model" for folder in rounds[:-1])]

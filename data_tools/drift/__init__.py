@@ -1,0 +1,1 @@
+"""Drift: how two selections of logged responses differ, in numbers with effect sizes."""

@@ -1,0 +1,67 @@
+"""Where rows come from, as counts and names alone: sources, time span, policies, sampling, rewards."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import duckdb
+
+LISTED = 20
+"""Sources, policies and ways of sampling that are named; of the others there is the count."""
+
+Facts = dict[str, Any]
+
+_KINDS = """CREATE OR REPLACE TEMP TABLE _kinds AS
+    SELECT policy, temperature, top_p, top_k, logprob_kind, source_file, count(*) AS rows,
+        min(policy_version) AS oldest, max(policy_version) AS newest,
+        min(sampled_at) AS first_sampled, max(sampled_at) AS last_sampled,
+        count(sampled_at) AS dated
+    FROM {rows} GROUP BY ALL"""
+"""Scalars that few rows differ in, so that the rows themselves are read once."""
+
+_POLICIES = """SELECT k.policy, sum(k.rows)::BIGINT AS rows, min(k.oldest) AS oldest_version,
+        max(k.newest) AS newest_version, any_value(p.model) AS model, any_value(p.revision) AS revision,
+        any_value(p.tokenizer) AS tokenizer,
+        nullif(any_value(p.sampling), '{}') AS sampler
+    FROM _kinds k LEFT JOIN policies p ON p.policy = k.policy
+    GROUP BY k.policy ORDER BY rows DESC, k.policy"""
+
+_SAMPLING = """SELECT temperature::DOUBLE AS temperature, top_p::DOUBLE AS top_p, top_k,
+        logprob_kind AS logprobs, sum(rows)::BIGINT AS rows
+    FROM _kinds GROUP BY ALL ORDER BY rows DESC, temperature, top_p, top_k, logprobs"""
+
+_SOURCES = """SELECT source_file AS source, sum(rows)::BIGINT AS rows
+    FROM _kinds GROUP BY source_file ORDER BY rows DESC, source_file"""
+
+_SPAN = """SELECT sum(rows)::BIGINT AS rows, sum(dated)::BIGINT AS dated,
+    strftime(min(first_sampled), '%Y-%m-%d %H:%M:%S') AS first_sampled,
+    strftime(max(last_sampled), '%Y-%m-%d %H:%M:%S') AS last_sampled FROM _kinds"""
+
+_REWARDS = """SELECT count(reward) AS judged, count(*) - count(reward) AS not_judged, avg(reward) AS mean,
+    stddev_samp(reward) AS std, min(reward) AS min, max(reward) AS max FROM {rows}"""
+
+_JUDGES = """SELECT l.latest.source AS source, count(*) AS rows
+    FROM {rows} r JOIN _later_rewards l USING (response_id) GROUP BY ALL ORDER BY rows DESC, source"""
+
+
+def provenance(con: "duckdb.DuckDBPyConnection", rows: str = "rollouts") -> Facts:
+    """Facts of a FROM item of rollouts, on a dataset's connection; times are UTC.
+
+    `policies`, `sampling`, `sources` and `judges` hold at most LISTED records, most rows first, and `n_...`
+    how many there are. `judges` are the sources of later rewards; all others came with the log.
+    """
+    con.execute(_KINDS.format(rows=rows))
+    [span] = _records(con, _SPAN)
+    [rewards] = _records(con, _REWARDS.format(rows=rows))
+    facts: Facts = {"span": span, "rewards": rewards}
+    queries = {"policies": _POLICIES, "sampling": _SAMPLING, "sources": _SOURCES}
+    queries["judges"] = _JUDGES.format(rows=rows)
+    for name, query in queries.items():
+        facts[name] = _records(con, f"FROM ({query}) LIMIT {LISTED}")
+        facts[f"n_{name}"] = con.sql(f"SELECT count(*) FROM ({query})").fetchall()[0][0]
+    con.execute("DROP TABLE _kinds")
+    return facts
+
+
+def _records(con: "duckdb.DuckDBPyConnection", query: str) -> list[Facts]:
+    result = con.sql(query)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
