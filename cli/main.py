@@ -29,6 +29,7 @@ COMMANDS = {
     "fit": "cli.fit:fit",
     "eval": "cli.eval:eval",
     "ope": "cli.ope:ope",
+    "report": "cli.report:report",
     "refresh": "cli.refresh:refresh",
     "loop": "cli.loop:loop",
     "demo": "cli.demo:demo",

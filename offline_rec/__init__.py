@@ -1,7 +1,7 @@
 """Learn from logged responses: fit a policy with a regularised group-relative objective.
 
-`fit`, `loop`, `refresh`, their configurations, `objective` and `rewards` load on first use, so that importing
-the package costs nothing.
+`fit`, `loop`, `refresh`, `report`, their configurations, `objective` and `rewards` load on first use, so
+that importing the package costs nothing.
 """
 
 from importlib import import_module
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from offline_rec.looping.config import LoopConfig
     from offline_rec.looping.loop import loop
     from offline_rec.objectives.objective import objective
+    from offline_rec.reporting.report import report
     from offline_rec.sampling.refresh import refresh
     from offline_rec.training.fit import fit
 
-__all__ = ["FitConfig", "LoopConfig", "fit", "loop", "objective", "refresh", "rewards"]
+__all__ = ["FitConfig", "LoopConfig", "fit", "loop", "objective", "refresh", "report", "rewards"]
 
 _HOMES = {
     "FitConfig": "offline_rec.config",
@@ -25,6 +26,7 @@ _HOMES = {
     "loop": "offline_rec.looping.loop",
     "objective": "offline_rec.objectives.objective",
     "refresh": "offline_rec.sampling.refresh",
+    "report": "offline_rec.reporting.report",
     "rewards": "offline_rec.rewards",
 }
 
