@@ -20,7 +20,7 @@ from cli.progress import progress
     help="Colour the tokens of a dataset by these scores: the beginning of a name in DATASET/logprobs.",
 )
 @json_option
-def report(subject: str, output: str, groups: int, seed: int, score: str | None, as_json: bool) -> None:
+def report(subject: str, output: str, *, groups: int, seed: int, score: str | None, as_json: bool) -> None:
     """Write one HTML page about a dataset or a run.
 
     \b

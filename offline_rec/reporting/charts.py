@@ -162,7 +162,15 @@ def _count_axis(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter(lambda count, _: _short(count))
+
+
+def _short(count: float) -> str:
+    """A count in at most five characters."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= 10 * size or (count >= size and unit != "k"):
+            return f"{count / size:.3g}{unit}"
+    return f"{count:,.0f}"
 
 
 def _date_axis(axes: "Axes") -> None:
@@ -189,7 +197,9 @@ def _drawn(draw: Callable[["Axes"], None], says: str) -> Markup:
 
     settings: Any = _SETTINGS | {"svg.hashsalt": f"rec-{next(_numbers)}"}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        figure = Figure(figsize=(WIDTH, HEIGHT))
+        # Fixed, as a layout that is computed costs as much as the drawing.
+        figure.subplots_adjust(left=0.135, right=0.985, top=0.965, bottom=0.19)
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         axes.tick_params(length=0)

@@ -22,8 +22,9 @@ def rewards(con: "duckdb.DuckDBPyConnection", facts: dict[str, Any]) -> list[Any
     grouped = facts["groups"]
     equal, comparable = number(grouped["zero_variance"]), number(grouped["comparable"])
     told = (
-        f"In {equal} of {comparable} groups with several rewards ({share(grouped['zero_variance_share'])}) all are "
-        "equal: with the mean of the group as the baseline, nothing is learned from them."
+        f"In {equal} of {comparable} groups with several rewards "
+        f"({share(grouped['zero_variance_share'])}) all "
+        "are equal: with the mean of the group as the baseline, nothing is learned from them."
     )
     single = f"{number(grouped['single'])} of {number(grouped['count'])} groups hold a single response."
     blocks: list[Any] = [histograms.chart("How are rewards distributed?", rewards, x="reward")]

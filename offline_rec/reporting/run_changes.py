@@ -93,15 +93,16 @@ class Change:
             return con.sql(query).to_arrow_table()
 
 
-def changed(change: Change | None, where: str, dataset: str) -> list[Any]:
-    """The charts and lists of what changed."""
+def changed(change: Change | None, where: str, dataset: str, *, listed: bool) -> list[Any]:
+    """The charts of what changed and, if they are to be `listed`, the responses that did most."""
     if change is None:
         why = "There are no log-probs of this policy on rows of its dataset; an estimate leaves some:"
         return [Note(why, f"rec ope {where} --data {dataset}")]
     with change.ds.connect() as con:
         con.register("_changes", change.table())
         blocks = _overall(con, change)
-        for question, upwards in (("Most promoted responses", True), ("Most demoted responses", False)):
+        lists = (("Most promoted responses", True), ("Most demoted responses", False))
+        for question, upwards in lists if listed else ():
             ids = change.extremes(upwards=upwards)
             blocks += _listed(con, change, question, ids)
     return blocks
