@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SERIES = 5
 """Policies that have a colour of their own; the others share one."""
 
-TABLE_ROWS = 40
+TABLE_ROWS = 16
 
 
 def composition(con: "duckdb.DuckDBPyConnection", facts: dict[str, Any]) -> list[Any]:
@@ -30,11 +30,12 @@ def _policies(con: "duckdb.DuckDBPyConnection", total: int) -> Table:
             min(sampled_at), max(sampled_at), count(*) OVER () FROM rollouts GROUP BY policy, policy_version
             ORDER BY policy NULLS LAST, policy_version DESC NULLS LAST LIMIT {TABLE_ROWS}"""
     ).fetchall()
+    most = max(row[2] for row in found)
     rows: list[list[Cell]] = [
         [
             name(policy),
             "–" if version is None else f"{version}",
-            Bar(f"{n:,} ({share(n, total)})", n / total),
+            Bar(f"{n:,} ({share(n, total)})", n / most),
             number(reward),
             share(logged),
             moment(first),

@@ -34,22 +34,24 @@ PAGE_TOKENS, MOST_TOKENS, FEWEST_TOKENS = 20_000, 400, 48
 """Tokens on a page, and of one response at most and, if there are many, at least."""
 
 KINDS = {
-    "mixed": "good and bad",
-    "mostly_bad": "mostly bad",
-    "mostly_good": "mostly good",
+    "mixed": "middling rewards",
+    "hard": "low rewards",
+    "easy": "high rewards",
     "equal": "rewards all equal",
     "single": "one response",
     "unjudged": "no reward",
 }
 """Kinds of groups, in the order in which they are chosen."""
 
-CHOICE = """WITH kinds AS (
+CHOICE = """WITH span AS (SELECT approx_quantile(reward, 0.05) AS low, approx_quantile(reward, 0.95) AS high
+    FROM rollouts),
+kinds AS (
     SELECT group_id, n, n_rewarded, reward_mean,
         CASE WHEN n_rewarded = 0 THEN 'unjudged' WHEN n = 1 THEN 'single' WHEN zero_variance THEN 'equal'
-            WHEN (reward_mean - reward_min) / (reward_max - reward_min) < 0.34 THEN 'mostly_bad'
-            WHEN (reward_mean - reward_min) / (reward_max - reward_min) > 0.66 THEN 'mostly_good'
+            WHEN reward_mean < low + (high - low) / 3 THEN 'hard'
+            WHEN reward_mean > high - (high - low) / 3 THEN 'easy'
             ELSE 'mixed' END AS kind
-    FROM groups WHERE {condition}),
+    FROM groups, span WHERE {condition}),
 ranked AS (
     SELECT *, row_number() OVER (PARTITION BY kind ORDER BY md5($seed || group_id), group_id) AS place
     FROM kinds QUALIFY place <= $count)
@@ -155,7 +157,7 @@ def browser(
         prompt, _ = shortened(prompt_text(members[0]["prompt"]), PROMPT_CHARACTERS)
         groups.append(
             Group(
-                name(prompt.strip().splitlines()[0] if prompt.strip() else "(no prompt)", 70),
+                title_of(members[0]["prompt"]),
                 f"{KINDS[kinds[group]]} · {_summary(members)}",
                 prompt,
                 toned(responses, kept[group]),
@@ -236,6 +238,13 @@ def prompt_text(prompt: str | None) -> str:
         return "\n\n".join(f"{message['role']}: {_content(message.get('content'))}" for message in messages)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return text
+
+
+def title_of(prompt: str | None) -> str:
+    """The beginning of what the user said last, or of the prompt."""
+    text = prompt_text(prompt)
+    said = text.rsplit("\n\nuser: ", 1)[-1].removeprefix("user: ") if text != prompt else text
+    return name(" ".join(said[:200].split()) or "(no prompt)", 80)
 
 
 def _content(content: Any) -> str:

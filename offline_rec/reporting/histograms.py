@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offline_rec.reporting import charts
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     import duckdb
 
 BINS = 30
+FEW = 64
+"""Values that may have a bar each."""
+
 TAIL = 3.0
 """Times as far as 99 % of the values the largest must reach for the axis to end before it."""
 
@@ -21,7 +25,7 @@ TAIL = 3.0
 class Histogram:
     """Counts between `edges`, of each series; `beyond` counts the values above the last edge.
 
-    `whole`: the values are whole numbers, and the edges lie half-way between them.
+    `step`: how far apart the values are, if they are evenly so; the edges then lie half-way between them.
     """
 
     edges: list[float]
@@ -31,15 +35,15 @@ class Histogram:
     mean: float
     least: float
     most: float
-    whole: bool
+    step: float | None
 
     def label(self, i: int) -> str:
         """What lies in a bin."""
         low, high = self.edges[i], self.edges[i + 1]
-        if not self.whole:
+        if self.step is None:
             return f"{number(low)} to {number(high)}"
-        first, last = round(low + 0.5), round(high - 0.5)
-        return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        first, last = (round(x / self.step) * self.step for x in (low + self.step / 2, high - self.step / 2))
+        return number(first) if last - first < self.step / 2 else f"{number(first)} to {number(last)}"
 
     @property
     def totals(self) -> list[int]:
@@ -57,16 +61,18 @@ def histogram(
     which = "s" if series > 1 else "0"
     source = f"(SELECT x::DOUBLE AS x, {which} AS s FROM ({values}) WHERE isfinite(x::DOUBLE))"
     found = con.execute(
-        "SELECT count(*), min(x), max(x), avg(x), approx_quantile(x, 0.99), bool_and(x = floor(x)) "
+        "SELECT count(*), min(x), max(x), avg(x), approx_quantile(x, 0.99), bool_and(x = floor(x)), "
+        "approx_count_distinct(x) "
         f"FROM {source}"
     ).fetchall()[0]
-    count, least, most, mean, almost_all, whole = found
+    count, least, most, mean, almost_all, whole, distinct = found
     if not count:
         return None
     top = most
     if most - least > TAIL * (almost_all - least) > 0:
         top = almost_all
-    low, width, n = _bins(least, top, whole, bins)
+    step = 1.0 if whole else _step(con, source) if distinct < FEW else None
+    low, width, n = _bins(least, top, step, bins)
     counts = [[0] * n for _ in range(series)]
     beyond = 0
     query = f"SELECT s, least(floor((x - ?) / ?), ?)::INT AS bin, count(*) FROM {source} GROUP BY ALL"
@@ -78,14 +84,25 @@ def histogram(
         else:
             beyond += rows
     edges = [low + i * width for i in range(n + 1)]
-    return Histogram(edges, counts, beyond, count, mean, least, most, whole)
+    return Histogram(edges, counts, beyond, count, mean, least, most, step)
 
 
-def _bins(least: float, top: float, whole: bool, bins: int) -> tuple[float, float, int]:
+def _step(con: "duckdb.DuckDBPyConnection", source: str) -> float | None:
+    """How far apart few values are, if they are all multiples of it, such as grades of a twentieth."""
+    values = [x for (x,) in con.execute(f"SELECT DISTINCT x FROM {source} ORDER BY x LIMIT {FEW}").fetchall()]
+    step = min((b - a for a, b in pairwise(values)), default=0.0)
+    if step <= 0 or len(values) == FEW or (values[-1] - values[0]) / step > FEW:
+        return None
+    even = all(abs(x / step - round(x / step)) < 1e-6 for x in values)
+    return float(step) if even else None
+
+
+def _bins(least: float, top: float, step: float | None, bins: int) -> tuple[float, float, int]:
     """Where the first bin begins, how wide bins are, and how many there are."""
-    if whole:
-        width = math.ceil((top - least + 1) / bins)
-        return least - 0.5, float(width), math.ceil((top - least + 1) / width)
+    if step is not None:
+        places = round((top - least) / step) + 1
+        width = 1 if places <= FEW else math.ceil(places / bins)
+        return least - step / 2, width * step, math.ceil(places / width)
     return (least, (top - least) / bins, bins) if top > least else (least - 0.5, 1.0, 1)
 
 

@@ -54,6 +54,8 @@ def number(value: Any, digits: int = 3) -> str:
     size, sign = abs(number), "\u2212" if number < 0 else ""
     if size >= 1000 or size == int(size):
         return f"{sign}{size:,.0f}"
+    if size >= 10:
+        return f"{sign}{size:.{1 if size >= 100 else 2}f}"
     if size >= 10 ** (1 - digits):
         return f"{sign}{size:.{digits}f}"
     return f"{sign}{size:.{digits - 1}g}" if size >= NOTHING else "≈ 0"

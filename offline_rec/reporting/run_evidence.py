@@ -128,6 +128,9 @@ def evaluated(con: "duckdb.DuckDBPyConnection", where: str) -> list[Any]:
     if not found:
         return [Note("No evaluation is kept in this run.", f"rec eval {where} --prompts FILE --reward R")]
     blocks = []
+    accuracy = {(row[0], row[1], row[4]) for row in found if row[2] == "accuracy"}
+    # Where every reward is 0 or 1, the mean reward is the accuracy once more.
+    found = [row for row in found if row[2] != "mean_reward" or (row[0], row[1], row[4]) not in accuracy]
     plain = [row for row in found if row[1] is None]
     paired = [row for row in found if row[1] is not None]
     for rows, question in ((plain, "What do its samples earn?"), (paired, "Is that more than others earn?")):
