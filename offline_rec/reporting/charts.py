@@ -213,7 +213,7 @@ _FONT = re.compile(r"font-family: [^;\"]*;? ?")
 _STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.S)
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.S)
 _TIP = re.compile(r'<g id="tip ([^"]*)">')
-_ID = re.compile(r'<g id="[^"]*">')
+_ID = re.compile(r'<g id="[^"]*"(/?)>')
 _TAG = re.compile(r"<[^>]*>")
 _SHORT = re.compile(r"(\d+\.\d{2})\d+")
 _BLANK = re.compile(r"\n\s*")
@@ -225,7 +225,7 @@ def _themed(svg: str, says: str) -> Markup:
     inner = body[body.index(">") + 1 :]
     inner = _METADATA.sub("", _STYLE.sub("", inner))
     inner = _TIP.sub(r"<g><title>\1</title>", inner)
-    inner = _ID.sub("<g>", _FONT.sub("", inner))
+    inner = _ID.sub(r"<g\1>", _FONT.sub("", inner))
     # Coordinates to a hundredth of a point; words between the tags stay as they are.
     inner = _BLANK.sub(" ", _TAG.sub(lambda tag: _SHORT.sub(r"\1", tag[0]), inner))
     for colour, name in COLOURS.items():

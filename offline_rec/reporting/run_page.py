@@ -1,5 +1,6 @@
 """The page of a run: its curves, its rows, what is known of its policy, and what that policy changed."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def run_page(run: "RunDirectory", *, count: int, seed: int, progress: Progress) 
     config, snapshot = _config(folder), _snapshot(folder)
     ds = _dataset(None if config is None else config.dataset)
     ope = run_evidence.read_ope(run)
-    where, dataset = run.path, "DATASET" if config is None else config.dataset
+    where, dataset = shlex.quote(run.path), "DATASET" if config is None else shlex.quote(config.dataset)
     progress(STAGES[0], 0, len(STAGES))
     with run.connect() as con:
         sections = [
