@@ -70,7 +70,7 @@ def share(part: float | None, whole: float | None = 1) -> str:
     """A share in percent; of nothing there is none."""
     if part is None or not whole:
         return "–"
-    percent = 100 * part / whole
+    percent = round(100 * part / whole, 7)
     if percent in (0, 100):
         return f"{percent:.0f} %"
     return f"{percent:.1f} %" if 1 <= percent <= 99 else f"{percent:.2g} %" if percent < 1 else "> 99 %"

@@ -101,10 +101,10 @@ def changed(change: Change | None, where: str, dataset: str, *, listed: bool) ->
     with change.ds.connect() as con:
         con.register("_changes", change.table())
         blocks = _overall(con, change)
-        lists = (("Most promoted responses", True), ("Most demoted responses", False))
-        for question, upwards in lists if listed else ():
-            ids = change.extremes(upwards=upwards)
-            blocks += _listed(con, change, question, ids)
+        if listed:
+            promoted, demoted = (change.extremes(upwards=upwards) for upwards in (True, False))
+            blocks += _listed(con, change, "Most promoted responses", promoted)
+            blocks += _listed(con, change, "Most demoted responses", demoted, with_key=not promoted)
     return blocks
 
 
@@ -130,7 +130,14 @@ def _overall(con: "duckdb.DuckDBPyConnection", change: Change) -> list[Any]:
     return [Grid([chart, Table("In numbers", columns, rows, (1, 2, 3), broad=True)])]
 
 
-def _listed(con: "duckdb.DuckDBPyConnection", change: Change, question: str, ids: Sequence[str]) -> list[Any]:
+def _listed(
+    con: "duckdb.DuckDBPyConnection",
+    change: Change,
+    question: str,
+    ids: Sequence[str],
+    *,
+    with_key: bool = True,
+) -> list[Any]:
     if not ids:
         return [Note(f"{question}: there are none.")]
     found = {row["response_id"]: row for row in groups.rows_where(con, groups.in_list("response_id", ids))}
@@ -139,7 +146,7 @@ def _listed(con: "duckdb.DuckDBPyConnection", change: Change, question: str, ids
     responses = [groups.response(row, coloured, None, prompted=True) for row in rows]
     toned = groups.toned(responses, rows, middle=_middle(con))
     says = f"by their change of log-prob since {change.since}"
-    return [Groups([Group(question, says, "", toned, 0, open=True)], key)]
+    return [Groups([Group(question, says, "", toned, 0, open=True)], key if with_key else "")]
 
 
 def _middle(con: "duckdb.DuckDBPyConnection") -> float:
