@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import data_tools
 from data_tools.errors import RecError
 from data_tools.store.views import literal
-from offline_rec.config import CONFIG_FILE, FitConfig, fit_config
+from offline_rec.config import CONFIG_FILE, FitConfig, fit_config, read_yaml
 from offline_rec.data.snapshot import Snapshot
 from offline_rec.reporting import groups, run_changes, run_curves, run_evidence, run_rows
 from offline_rec.reporting.blocks import Fact, Facts, Folded, Note, Page, Section, Table
@@ -35,9 +35,10 @@ def run_page(run: "RunDirectory", *, count: int, seed: int, progress: Progress) 
     """The page of a run with `count` groups of its dataset."""
     folder = Path(run.path)
     config, snapshot = _config(folder), _snapshot(folder)
-    ds = _dataset(None if config is None else config.dataset)
+    named = _named_dataset(folder)
+    ds = _dataset(named)
     ope = run_evidence.read_ope(run)
-    where, dataset = shlex.quote(run.path), "DATASET" if config is None else shlex.quote(config.dataset)
+    where, dataset = shlex.quote(run.path), "DATASET" if named is None else shlex.quote(named)
     progress(STAGES[0], 0, len(STAGES))
     with run.connect() as con:
         sections = [
@@ -66,6 +67,15 @@ def _config(folder: Path) -> FitConfig | None:
         return fit_config(folder / CONFIG_FILE)
     except (RecError, OSError):
         return None
+
+
+def _named_dataset(folder: Path) -> str | None:
+    """The dataset of a fit, or of a loop, whose configuration is another one."""
+    try:
+        named = read_yaml(folder / CONFIG_FILE).get("dataset")
+    except RecError:
+        return None
+    return named if isinstance(named, str) else None
 
 
 def _snapshot(folder: Path) -> Snapshot | None:

@@ -222,6 +222,15 @@ def test_the_choice_of_groups_is_that_of_its_seed_and_of_every_kind(evil: Path) 
     assert len(every) == 24
 
 
+def test_a_loop_is_told_like_a_run(evil: Path, tmp_path: Path) -> None:
+    loop = hostile.run(tmp_path / "loop", data_tools.open(evil / "data\u202e set"))
+    (loop / "config.yaml").write_text(json.dumps({"dataset": str(evil / "data\u202e set"), "rounds": 3}))
+    offline_rec.report(loop, tmp_path / "loop.html", groups=2)
+    page = read(tmp_path / "loop.html")
+    assert "run of a loop" in page.text
+    assert len(page.tables["Whose responses had the weight?"]) > 10
+
+
 def test_without_groups_no_text_of_a_log_is_on_the_page(evil: Path, tmp_path: Path) -> None:
     offline_rec.report(evil / "run & <b>", tmp_path / "run.html", groups=0)
     text = read(tmp_path / "run.html").text
