@@ -86,6 +86,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def told(place: Path) -> dict[str, str]:
+    """What the command says when it writes the pages of both, the second with --json."""
+    said = {}
+    for name, options in (("ds", []), ("run", ["--json"])):
+        page = str(place / f"{name}.html")
+        done = CliRunner().invoke(rec, ["report", str(place / name), "-o", page, *options])
+        assert done.exit_code == 0, done.output
+        said[name] = done.stdout
+    return said
+
+
+@pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of a dataset and a run that are all traps; also their folders are."""
     folder = tmp_path_factory.mktemp("evil") / "<img src=x onerror='window.hacked = 4'>"
@@ -145,10 +157,9 @@ def test_numbers_are_as_people_read_them() -> None:
     assert told == ["–", "0", "12,345", "1,235", "0.500", "−0.0034", "3e-06", "≈ 0", "–", "–"]
 
 
+@pytest.mark.usefixtures("told")
 def test_numbers_of_a_dataset_are_those_of_sql(place: Path) -> None:
     ds = data_tools.open(place / "ds")
-    made = offline_rec.report(ds, place / "ds.html")
-    assert (made.about, made.bytes) == ("dataset", (place / "ds.html").stat().st_size)
     page = read(place / "ds.html")
     assert page.facts["Responses"] == number(ds.sql("SELECT count(*) FROM rollouts").column(0)[0].as_py())
     assert page.facts["Mean reward"] == number(
@@ -169,8 +180,8 @@ def test_numbers_of_a_dataset_are_those_of_sql(place: Path) -> None:
     assert sum(int(row[1]) for row in page.tables["How are rewards distributed?"][1:]) == 96
 
 
+@pytest.mark.usefixtures("told")
 def test_numbers_of_a_run_are_those_of_sql(place: Path) -> None:
-    offline_rec.report(str(place / "run"), place / "run.html")
     page, run = read(place / "run.html"), data_tools.open(place / "run")
     losses = run.sql("SELECT step, loss FROM metrics WHERE step > 0 ORDER BY step").to_pylist()
     assert page.tables["Does the loss go down?"][1:] == [
@@ -190,6 +201,7 @@ def test_numbers_of_a_run_are_those_of_sql(place: Path) -> None:
     assert f"rec ope {place / 'run'} --data {place / 'ds'}" in page.text
 
 
+@pytest.mark.usefixtures("told")
 def test_groups_show_advantage_weight_and_colours_of_tokens(evil: Path, place: Path) -> None:
     page = (place / "ds.html").read_text()
     shown_groups = re.findall(r'<details class="card wide group"', page)
@@ -269,12 +281,9 @@ def test_errors_name_what_is_wrong(evil: Path, place: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_writes_the_page_and_tells_its_size(place: Path, tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    done = CliRunner().invoke(rec, ["report", str(place / "ds"), "-o", str(out), "--groups", "2"])
-    assert done.exit_code == 0, done.output
-    assert done.stdout == f"{out}: {out.stat().st_size / 1000:,.0f} kB about a dataset\n"
-    done = CliRunner().invoke(rec, ["report", str(place / "run"), "-o", str(out), "--groups", "0", "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["about"] == "run"
+def test_the_command_tells_what_it_wrote(place: Path, told: dict[str, str]) -> None:
+    page = place / "ds.html"
+    assert told["ds"] == f"{page}: {page.stat().st_size / 1000:,.0f} kB about a dataset\n"
+    facts = json.loads(told["run"])
+    assert (facts["about"], facts["bytes"]) == ("run", (place / "run.html").stat().st_size)
     assert CliRunner().invoke(rec, ["report", str(place / "ds")]).exit_code == 2
