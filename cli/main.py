@@ -33,6 +33,7 @@ COMMANDS = {
     "diff": "cli.diff:diff",
     "card": "cli.card:card",
     "push": "cli.push:push",
+    "report": "cli.report:report",
     "refresh": "cli.refresh:refresh",
     "loop": "cli.loop:loop",
     "demo": "cli.demo:demo",

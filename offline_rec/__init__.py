@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from offline_rec.looping.config import LoopConfig
     from offline_rec.looping.loop import loop
     from offline_rec.objectives.objective import objective
+    from offline_rec.reporting.report import report
     from offline_rec.sampling.refresh import refresh
     from offline_rec.tracing.erasure import trace_erased
     from offline_rec.tracing.trace import trace
@@ -28,6 +29,7 @@ __all__ = [
     "objective",
     "push",
     "refresh",
+    "report",
     "rewards",
     "trace",
     "trace_erased",
@@ -42,6 +44,7 @@ _HOMES = {
     "objective": "offline_rec.objectives.objective",
     "push": "offline_rec.hub.push",
     "refresh": "offline_rec.sampling.refresh",
+    "report": "offline_rec.reporting.report",
     "rewards": "offline_rec.rewards",
     "trace": "offline_rec.tracing.trace",
     "trace_erased": "offline_rec.tracing.erasure",

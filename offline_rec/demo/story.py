@@ -1,6 +1,6 @@
 """The story: a half-good policy, its own samples as the log, and what five algorithms make of that log.
 
-What follows the log is what a user of the library calls: collect, stats, sql, fit, ope, evaluate.
+What follows the log is what a user of the library calls: collect, stats, sql, fit, ope, evaluate, report.
 """
 
 import json
@@ -21,7 +21,9 @@ from offline_rec.config import FitConfig
 from offline_rec.demo import telling
 from offline_rec.demo.contest import CONTENDERS, MAX_SEQUENCES, Exam, fit_all
 from offline_rec.demo.forecast import Forecast, forecasts, held_out
+from offline_rec.demo.pages import DATASET_PAGE, RUN_PAGE, keep_evaluation, write_pages
 from offline_rec.demo.task import Split, split
+from offline_rec.sampling.evaluate import summarise
 from offline_rec.sampling.sampled_rows import Task, sample_rows, write_jsonl
 from offline_rec.sampling.sampler import SamplingParams
 
@@ -116,6 +118,7 @@ def run(
         _fit(story)
         foretold = _foretell(story, parts, ds)
         samples = _evaluate(story, parts)
+        _write_pages(story, ds, samples)
     story.seconds["total"] = round(time.perf_counter() - began, 2)
     results = telling.results(samples, foretold, seed=seed, seconds=story.seconds, paths=_paths(story))
     (story.out / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -273,7 +276,18 @@ def _evaluate(story: Story, parts: Split) -> dict[str, "pa.Table"]:
             story.tick("evaluate", number, len(models))
             samples[name] = exam.take(model, name)
             pq.write_table(samples[name], model.parent / f"{model.name}-samples.parquet", compression="zstd")
+        keep_evaluation(samples, models, exam)
     return samples
+
+
+def _write_pages(story: Story, ds: "Dataset", samples: dict[str, "pa.Table"]) -> None:
+    """The pages of the log and of the run whose policy answered best."""
+    best = max(CONTENDERS, key=lambda contender: summarise(samples[contender.name]).accuracy.value)
+    run, pages = _run(story, best.folder), {name: story.out / name for name in (DATASET_PAGE, RUN_PAGE)}
+    with story.phase("report", "Two pages to look at:"):
+        story.say(f"$ rec report {story.out / 'dataset'} -o {pages[DATASET_PAGE]}")
+        story.say(f"$ rec report {run} -o {pages[RUN_PAGE]}")
+        write_pages(story.out, ds, run, story.seed)
 
 
 def _run(story: Story, folder: str) -> Path:
@@ -281,6 +295,8 @@ def _run(story: Story, folder: str) -> Path:
 
 
 def _paths(story: Story) -> dict[str, str]:
-    paths = {name: story.out / name for name in (BASE, "log.jsonl", "dataset", RESULTS)}
+    paths = {
+        name: story.out / name for name in (BASE, "log.jsonl", "dataset", RESULTS, DATASET_PAGE, RUN_PAGE)
+    }
     paths |= {c.name: _run(story, c.folder) for c in CONTENDERS}
     return {name: str(path) for name, path in paths.items()}

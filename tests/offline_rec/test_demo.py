@@ -140,7 +140,7 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
     assert set(results["algorithms"]) == {contender.name for contender in CONTENDERS}
     for row in (results["base"], *results["algorithms"].values()):
         assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
-    phases_told = {"pretrain", "sample", "collect", "look", "fit", "ope", "evaluate", "total"}
+    phases_told = {"pretrain", "sample", "collect", "look", "fit", "ope", "evaluate", "report", "total"}
     assert set(results["seconds"]) == phases_told
     assert all(Path(path).exists() for path in results["paths"].values())
     assert {"pretrain", "fit", "evaluate"} <= phases
@@ -171,6 +171,11 @@ def test_the_whole_story_in_small(tmp_path: Path) -> None:
     assert asked.issuperset(heldout)
     kept = json.loads((out / "runs" / "raft" / "ope.json").read_text())
     assert kept["policies"][0]["value"]["value"] == results["algorithms"]["raft"]["ope"]["value"]
+
+    # The pages are about this log and the best of these runs, whose exam is kept in it.
+    pages = [(out / page).read_text() for page in ("dataset.html", "run.html")]
+    assert "<dd>240</dd>" in pages[0]
+    assert "No evaluation is kept" not in pages[1]
 
     # What the demo shows is what it ran.
     shown = [line.removeprefix("$ rec ") for line in said if line.startswith("$ rec fit")]
