@@ -25,11 +25,13 @@ from offline_rec.rewards import Reward
 from offline_rec.sampling.choose import SamplerSettings, open_sampler
 from offline_rec.sampling.journal import (
     Journal,
+    check_begun,
     check_plan,
     content_digest,
     is_unfinished,
     task_digest,
 )
+from offline_rec.sampling.kept import KeptSampler
 from offline_rec.sampling.planner import Budget, planned_prompts
 from offline_rec.sampling.refresh_prompts import dataset_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
@@ -91,7 +93,7 @@ def refresh(
     version: int | None = None,
     reward: Reward | None = None,
     budget: Budget | None = None,
-    sampler: SamplerSettings | None = None,
+    sampler: SamplerSettings | KeptSampler | None = None,
     sampled_at: datetime | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -99,10 +101,10 @@ def refresh(
     """Sample `n` responses to each prompt and append them, verified, as the next version of the policy.
 
     `prompts`: a Task or a file; else the distinct prompts of the rows `where`, with `columns` (name -> SQL)
-    for the reward; with `budget` those that deserve it most. `resume` goes on with the refresh of this
-    policy that was interrupted, with its prompts, and samples only what is missing. The samples of a version
-    have random numbers of their own, drawn from the seed and the version. DataError if the responses turn out
-    not to be from the weights of `model`: nothing is added then.
+    for the reward; with `budget` those that deserve it most. A kept `sampler` stays open. `resume` goes
+    on with the refresh of this policy that was interrupted, with its prompts, and samples only what is
+    missing. The samples of a version have random numbers of their own, drawn from the seed and the version.
+    DataError if the responses turn out not to be from the weights of `model`: nothing is added then.
     """
     _check_local(ds)
     request = Request(
@@ -111,13 +113,13 @@ def refresh(
         n=n,
         params=params or SamplingParams(),
         version=version,
-        sampler=sampler or SamplerSettings(),
+        sampler=sampler.settings if isinstance(sampler, KeptSampler) else sampler or SamplerSettings(),
         sampled_at=sampled_at,
     )
     if prompts is not None and (where is not None or columns is not None or budget is not None):
         raise ConfigError("prompts are given, and a choice among those of the dataset", "give one of them")
     folder = journal_folder(ds, request.policy)
-    _check_journal(folder, request.policy, resume=resume)
+    check_begun(folder, request.policy, resume=resume)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
         if resume:
@@ -129,7 +131,9 @@ def refresh(
         with journal, _nothing_left_of_nothing(journal):
             if reward is not None:
                 try_out(reward, journal.task)
-            return _Refreshing(ds, request, journal, reward, progress or _silent).run()
+            refreshing = _Refreshing(ds, request, journal, reward, progress or _silent)
+            refreshing.kept = sampler if isinstance(sampler, KeptSampler) else None
+            return refreshing.run()
 
 
 def default_policy(model: str | Path) -> str:
@@ -155,16 +159,6 @@ def _check_local(ds: "Dataset") -> None:
         raise ConfigError(
             f"{ds.path} is not on a local disk, where a refresh keeps what it has sampled so far",
             "refresh a local dataset, then copy its new files of rollouts and policies there",
-        )
-
-
-def _check_journal(folder: Path, policy: str, *, resume: bool) -> None:
-    if resume and not is_unfinished(folder):
-        raise ConfigError(f"there is no unfinished refresh of {policy}", "leave --resume out to begin one")
-    if is_unfinished(folder) and not resume:
-        raise ConfigError(
-            f"a refresh of {policy} is unfinished in {folder}",
-            f"go on with it by --resume, or give it up with: rm -r {folder}",
         )
 
 
@@ -223,6 +217,7 @@ class _Refreshing:
         self.journal = journal
         self.reward = reward
         self.tell = tell
+        self.kept: KeptSampler | None = None
         self.version = int(journal.plan["facts"]["version"])
         self.rewards: list[float | None] = []
         self.tokens = 0
@@ -261,7 +256,9 @@ class _Refreshing:
         self.tell(_stage("sample", len(journal.done), total))
         if not parts:
             return
-        with open_sampler(self.request.model, self.request.sampler) as sampler:
+        model = self.request.model
+        opened = self.kept.holding(model) if self.kept else open_sampler(model, self.request.sampler)
+        with opened as sampler:
             for params, part in parts:
                 self.sample_part(sampler, part, params)
         missing = journal.missing(range(total))

@@ -51,6 +51,7 @@ def prepare(
     continued = _continued(config)
     lead(engine, partial(check_folder, config, resume=resume))
     ds = data_tools.open(config.dataset)
+    ds.newest.update(config.newest or {})
     snapshot = Snapshot.read(folder) if resume else None
     found = None
     if snapshot is None:
