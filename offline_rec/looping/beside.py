@@ -53,8 +53,7 @@ class Beside:
             self._start()
         assert self._channel is not None
         self.pending = number
-        with suppress(OSError):  # that it is gone is told when it is waited for
-            _send(self._channel, {"phase": number})
+        _send(self._channel, {"phase": number})
 
     def wait(self) -> None:
         """Return when the phase that is under way is done; RecError if it failed, or the process has gone."""
@@ -184,7 +183,8 @@ def _listen(channel: socket.socket, into: "queue.SimpleQueue[Line | None]") -> N
 
 
 def _send(channel: socket.socket, line: Line) -> None:
-    channel.sendall(json.dumps(line).encode() + b"\n")
+    with suppress(OSError):  # that the other side is gone is seen where it is listened to
+        channel.sendall(json.dumps(line).encode() + b"\n")
 
 
 if __name__ == "__main__":
