@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from data_tools.errors import ConfigError, DataError
 from data_tools.store.dataset import PolicyCard
@@ -31,11 +30,12 @@ from offline_rec.sampling.journal import (
     is_unfinished,
     task_digest,
 )
+from offline_rec.sampling.judged_log import JudgedLog
 from offline_rec.sampling.kept import KeptSampler
 from offline_rec.sampling.planner import Budget, planned_prompts
 from offline_rec.sampling.refresh_prompts import dataset_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
-from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of, try_out
+from offline_rec.sampling.sampled_rows import Task, try_out
 from offline_rec.sampling.sampler import Prompt, Sample, Sampler, SamplingParams
 from offline_rec.sampling.tasks import file_task
 from offline_rec.sampling.verify_samples import COUNT, OtherWeights, Verification, verify_samples
@@ -51,9 +51,6 @@ JOURNALS = ".refresh"
 TOGETHER = 1024
 """Samples of one call of the sampler in this process: what a kill loses at most. They are kept or sampled
 again as a whole, so that a resumed refresh computes the very same numbers."""
-
-JUDGED_TOGETHER = 512
-"""Prompts whose samples are judged in one call, and held in memory."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -219,30 +216,30 @@ class _Refreshing:
         self.tell = tell
         self.kept: KeptSampler | None = None
         self.version = int(journal.plan["facts"]["version"])
-        self.rewards: list[float | None] = []
-        self.tokens = 0
 
     def run(self) -> RefreshReport:
         began = time.perf_counter()
         self.sample()
         verified = self.verify()
-        log = self.write_log()
+        total = len(self.journal.task.prompts)
+        log = JudgedLog(self.journal, self.request.params, self.reward)
+        path = log.write(lambda done: self.tell(_stage("judge", done, total)))
         self.write_card(verified)
-        collected = self.collect(log)
+        collected = self.collect(path)
         self.journal.remove()
-        judged = [value for value in self.rewards if value is not None]
-        total = collected.total
+        judged = [value for value in log.rewards if value is not None]
+        counted = collected.total
         return RefreshReport(
             policy=self.request.policy,
             version=self.version,
-            prompts=len(self.journal.task.prompts),
-            responses=len(self.rewards),
-            kept=total.kept,
-            duplicate=total.duplicate,
-            rejected=total.rejected.total(),
-            unjudged=len(self.rewards) - len(judged),
+            prompts=total,
+            responses=len(log.rewards),
+            kept=counted.kept,
+            duplicate=counted.duplicate,
+            rejected=counted.rejected.total(),
+            unjudged=len(log.rewards) - len(judged),
             mean_reward=float(np.mean(judged)) if judged else None,
-            tokens=self.tokens,
+            tokens=log.tokens,
             seconds=time.perf_counter() - began,
             batch=collected.batch,
             verified=verified,
@@ -311,40 +308,6 @@ class _Refreshing:
             self.journal.remove()  # nothing of it is worth going on with
             raise
 
-    def write_log(self) -> Path:
-        """Judge all samples and write them as a log, in the order of the prompts."""
-        total = len(self.journal.task.prompts)
-        path = self.journal.folder / f"{quote(self.request.policy, safe='')}-{self.version}.jsonl"
-        with path.open("wb") as file:
-            for first in range(0, total, JUDGED_TOGETHER):
-                numbers = range(first, min(first + JUDGED_TOGETHER, total))
-                append_jsonl(self.rows(numbers), file)
-                self.tell(_stage("judge", numbers[-1] + 1, total))
-        return path
-
-    def rows(self, numbers: range) -> pa.Table:
-        """Rows of some prompts, judged."""
-        whole = self.journal.task
-        part = slice(numbers[0], numbers[-1] + 1)
-        task = Task(whole.prompts[part], {name: values[part] for name, values in whole.columns.items()})
-        drawn = [self.journal.samples(number) for number in numbers]
-        rows = rows_of(
-            drawn,
-            task,
-            self.request.params,
-            reward=self.reward,
-            policy=self.request.policy,
-            policy_version=self.version,
-            sampled_at=datetime.fromisoformat(self.journal.plan["sampled_at"]),
-        )
-        self.rewards += rows["reward"].to_pylist()
-        self.tokens += sum(len(sample.response_ids) for samples in drawn for sample in samples)
-        # As one JSON text, what is known of a prompt keeps its values as they are, whatever their types.
-        rows = rows.drop_columns(list(task.columns))
-        for name, values in _own_columns(numbers, task, drawn).items():
-            rows = rows.append_column(name, pa.array(values, pa.string()))
-        return rows
-
     def write_card(self, verified: Verification) -> None:
         """Say who sampled: its tokenizer, how it samples, and the weights of each version."""
         known = self.ds.policies().get(self.request.policy)
@@ -372,17 +335,6 @@ class _Refreshing:
 def _key(prompt: str | Prompt) -> str:
     given = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
     return repr((given.text, given.tools, None if given.ids is None else list(given.ids)))
-
-
-def _own_columns(numbers: range, task: Task, drawn: list[list[Sample]]) -> dict[str, list[str]]:
-    """Ids that depend on nothing but the plan, and what is known of each row's prompt."""
-    places = [(place, turn) for place, samples in enumerate(drawn) for turn, _ in enumerate(samples)]
-    known = [{name: values[place] for name, values in task.columns.items()} for place, _ in places]
-    return {
-        "group_id": [str(numbers[place]) for place, _ in places],
-        "response_id": [f"{numbers[place]}.{turn}" for place, turn in places],
-        "extra": [orjson.dumps(facts).decode() for facts in known],
-    }
 
 
 def _stage(stage: str, done: int, total: int) -> dict[str, Any]:
