@@ -89,6 +89,9 @@ class FitConfig(BaseModel):
         {}, description="Other fields of the shaping, such as expert, tau or shrink_k."
     )
     split: Literal["train", "holdout", "all"] = Field("train", description="Part of the dataset to train on.")
+    newest: dict[str, int] | None = Field(
+        None, description="Version of a policy that staleness counts back from; null = its newest."
+    )
     max_tokens: int | None = Field(
         None, ge=2, description="Longest row, prompt and response; longer rows are left out and counted."
     )

@@ -50,7 +50,8 @@ def get(definition: str, **options: Any) -> Reward:
         found = terms(text)
         if found is None or len(found) != 1 or found[0].weight != 1:
             raise ConfigError(f"reward {text!r} takes no further options", "write them into its terms")
-        return _one(text, Term(found[0].name, {**found[0].options, **options}))
+        made = _one(text, Term(found[0].name, {**found[0].options, **options}))
+        return Reward(text, made.rule, f"{text} {sorted(options.items())!r}")
     return spelt(text) or sql_or_unknown(text, lambda expression: Reward(expression, sql(expression)))
 
 

@@ -29,11 +29,15 @@ class Judgement:
 
 
 class Reward:
-    """A rule with its name; called, it gives rewards, `judge` also says why some are null."""
+    """A rule with its name; called, it gives rewards, `judge` also says why some are null.
 
-    def __init__(self, name: str, rule: Rule) -> None:
+    `definition` is the name, with the options that it does not spell.
+    """
+
+    def __init__(self, name: str, rule: Rule, definition: str | None = None) -> None:
         self.name = name
         self.rule = rule
+        self.definition = name if definition is None else definition
 
     def __call__(self, responses: list[str], **columns: Sequence[Any]) -> list[float | None]:
         """Rewards of `responses`; every column is as long as they are."""

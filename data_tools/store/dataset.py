@@ -67,6 +67,8 @@ class StoredDataset(Queryable):
     def __init__(self, storage: Storage, info: DatasetInfo) -> None:
         super().__init__(storage)
         self.info = info
+        self.newest: dict[str, int] = {}
+        """Versions that staleness counts back from where it is not the newest in the dataset, by policy."""
         self._versions: dict[str, dict[str, int]] = {}
 
     def batches(self) -> list[str]:
@@ -147,7 +149,7 @@ class StoredDataset(Queryable):
         newest: dict[str, int] = {}
         for policy, version in (item for batch in batches for item in self._versions[batch].items()):
             newest[policy] = max(version, newest.get(policy, version))
-        return newest
+        return newest | self.newest
 
     def _card(self, stem: str) -> PolicyCard:
         name = f"policies/{stem}.json"

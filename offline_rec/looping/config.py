@@ -21,7 +21,7 @@ from offline_rec.config import (
 OWN = frozenset(
     {
         *("dataset", "model", "out", "seed", "split"),
-        *("steps", "epochs", "continue_from", "schedule_steps", "no_signal"),
+        *("steps", "epochs", "continue_from", "schedule_steps", "no_signal", "newest", "on_new_data"),
     }
 )
 """Fields of a fit that the loop itself sets."""
@@ -70,6 +70,15 @@ class LoopConfig(BaseModel):
     top_k: int = Field(0, ge=0, description="Tokens that are sampled from; 0 = all.")
     max_tokens: int = Field(256, ge=1, description="Longest response, its end included.")
     sampler: dict[str, Any] = Field({}, description="Settings of the sampler, such as engine or urls.")
+    keep_sampler: bool | None = Field(
+        None, description="Keep the engine over all rounds; null = vLLM, unless it shares a GPU with the fit."
+    )
+    side_by_side: bool = Field(
+        False, description="Sample in a process of its own, beside the fit on batches that are there (lag)."
+    )
+    sampler_devices: str | None = Field(
+        None, description="CUDA_VISIBLE_DEVICES of that process; null = as of the fit."
+    )
 
     fit: dict[str, Any] = Field({}, description="Fields of a fit, such as algorithm, lr or groups_per_step.")
     keep_rounds: int = Field(2, ge=1, description="Latest rounds whose checkpoints and models are kept.")
@@ -96,6 +105,16 @@ class LoopConfig(BaseModel):
         if self.offline and (self.lag or self.replay):
             raise ConfigError(
                 "offline samples nothing, so that lag and replay mean nothing", "leave them out"
+            )
+        if self.side_by_side and not self.lag:
+            why = "samples nothing" if self.offline else "trains on a batch as soon as it is there"
+            raise ConfigError(
+                f"side_by_side has nothing to do: the loop {why}",
+                "leave it out, or set a lag, best of at least steps_per_round",
+            )
+        if self.sampler_devices is not None and not self.side_by_side:
+            raise ConfigError(
+                "sampler_devices are those of side_by_side", "set it to true, or leave them out"
             )
         if not self.offline and self.reward is None:
             raise ConfigError("reward is missing", "name one, such as exact or MODULE:FUNCTION")

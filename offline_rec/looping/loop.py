@@ -1,4 +1,4 @@
-"""`loop`: rounds of refresh and fit, in one process; killed in any phase, it goes on to the same end.
+"""`loop`: rounds of refresh and fit; killed in any phase, it goes on to the same end.
 
 A round's fit is a run of its own, as a fit never changes its data, and continues weights, optimizer and count
 of updates from the checkpoint of the round before.
@@ -17,21 +17,19 @@ import data_tools
 from data_tools.errors import ConfigError, Interrupted
 from data_tools.store.storage import open_storage
 from data_tools.store.views import literal
-from offline_rec import rewards
 from offline_rec.algorithms import algorithm
 from offline_rec.cards.write import write_run_cards
 from offline_rec.config import CONFIG_FILE, FitConfig, to_yaml
-from offline_rec.data.order import shuffled
+from offline_rec.looping.beside import Beside
 from offline_rec.looping.config import LoopConfig
+from offline_rec.looping.layout import PROMPTS_FILE, Layout
 from offline_rec.looping.records import add_lineage, add_metrics
-from offline_rec.looping.regime import Fit, Phase, Refresh, phases
+from offline_rec.looping.refreshing import BATCH, Refreshing, reward_of, sampler_settings
+from offline_rec.looping.regime import Fit, Refresh
 from offline_rec.looping.state import check_same, read_state, write_state
-from offline_rec.sampling.choose import SamplerSettings
-from offline_rec.sampling.journal import is_unfinished, read_task, write_task
-from offline_rec.sampling.refresh import journal_folder, newest_version, refresh
+from offline_rec.sampling.journal import check_begun, write_task
+from offline_rec.sampling.refresh import journal_folder, newest_version
 from offline_rec.sampling.refresh_prompts import read_prompts
-from offline_rec.sampling.sampled_rows import Task
-from offline_rec.sampling.sampler import SamplingParams
 from offline_rec.training import checkpoint
 from offline_rec.training.engines.place import Place
 from offline_rec.training.fit import MODEL, FitResult, fit
@@ -40,11 +38,6 @@ from offline_rec.training.run_folder import held
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
-
-ROUNDS = "rounds"
-PROMPTS_FILE = "prompts.jsonl"
-BATCH = "loop_step"
-"""Field of a row's `extra`: the update that trains on it first."""
 
 NOT_KEPT = (CHECKPOINTS, MODEL, "adapter", "index")
 """What is removed of a fit once later ones do not need it."""
@@ -95,32 +88,22 @@ def loop(config: LoopConfig, *, resume: bool = False, progress: Progress | None 
         raise ConfigError(f"{folder} exists already", "go on with it by --resume, or give another out")
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder), _interrupts_named(folder):
-        return _Looping(config, folder, progress or _silent).run()
+        return _Looping(config, progress or _silent).run()
 
 
 class _Looping:
     """A loop between two of its phases, whose number is all its state: the rest is in the files."""
 
-    def __init__(self, config: LoopConfig, folder: Path, tell: Progress) -> None:
+    def __init__(self, config: LoopConfig, tell: Progress) -> None:
         self.config = config
-        self.folder = folder
+        self.layout = Layout.of(config)
+        self.folder = self.layout.folder
         self.tell = tell
-        self.reward = None
-        if not config.offline and config.reward is not None:
-            self.reward = rewards.get(config.reward, **config.reward_options)
+        if not config.offline:  # what is wrong with them is told before anything is written
+            reward_of(config)
+            sampler_settings(config)
         self.ds = self.open_dataset()
-        self.phases = self.planned()
         self.done = self.begin()
-        self.resumed = True
-        self.task = None if config.offline else read_task(folder / PROMPTS_FILE)
-
-    def planned(self) -> list[Phase]:
-        config = self.config
-        if config.offline:
-            return [Fit(0, 0, 1, config.steps, batches=config.steps)]
-        return list(
-            phases(steps=config.steps, interval=config.steps_per_round, lag=config.lag, replay=config.replay)
-        )
 
     def open_dataset(self) -> "Dataset":
         """The dataset, made without a holdout if there is none: every prompt is asked to be trained on."""
@@ -144,13 +127,8 @@ class _Looping:
         """Write what all phases need, and return how many of them are done."""
         config, done = self.config, read_state(self.folder)
         if done is None:
-            known = None if config.offline else newest_version(self.ds, config.policy)
-            if known is not None:
-                raise ConfigError(
-                    f"{config.dataset} has rows of the policy {config.policy!r} already",
-                    "name another policy, or a new dataset",
-                )
             if not config.offline:
+                self.check_policy()
                 source = config.prompts or config.dataset
                 task = read_prompts(source, where=config.where, columns=config.columns)
                 write_task(task, self.folder / PROMPTS_FILE)
@@ -161,67 +139,63 @@ class _Looping:
         os.replace(staged, self.folder / CONFIG_FILE)
         return done
 
+    def check_policy(self) -> None:
+        """Refuse a policy of which there are rows, or journaled samples, that are not of this loop."""
+        name = self.config.policy
+        if newest_version(self.ds, name) is not None:
+            raise ConfigError(
+                f"{self.config.dataset} has rows of the policy {name!r} already",
+                "name another policy, or a new dataset",
+            )
+        check_begun(journal_folder(self.ds, name), name, resume=False)
+
     def run(self) -> LoopResult:
+        if self.config.offline:
+            return self.rounds(None)
+        beside = self.config.side_by_side
+        sampling = Beside(self.config, self.tell) if beside else Refreshing(self.layout, self.ds, self.tell)
+        try:
+            return self.rounds(sampling)
+        finally:
+            sampling.close()
+
+    def rounds(self, sampling: Refreshing | Beside | None) -> LoopResult:
+        """Do the phases that are not done, each when the samples and the weights that it needs are there."""
         stopped, steps = None, 0
-        for number, phase in enumerate(self.phases):
+        for number, phase in enumerate(self.layout.phases):
             if isinstance(phase, Fit):
                 steps = phase.last
             if number < self.done:
                 continue
             if isinstance(phase, Refresh):
-                self.refresh(phase)
+                assert sampling is not None
+                sampling.begin(number)
             else:
+                if sampling is not None and self.needs(phase, sampling.pending):
+                    sampling.wait()
                 result = self.fit(phase)
                 self.keep_records(phase)
                 stopped, steps = result.stopped, result.model_step
             if stopped:
                 break
-            self.resumed = False
-            write_state(self.folder, number + 1)
-            self.clean(number + 1)
+            self.is_done(number, None if sampling is None else sampling.pending)
+        if sampling is not None:
+            sampling.wait()
         return self.finish(steps, stopped)
 
-    def refresh(self, phase: Refresh) -> None:
-        """Sample a version, unless that was done and only the state does not say so yet."""
-        config, resume = self.config, False
-        if self.resumed:
-            resume = is_unfinished(journal_folder(self.ds, config.policy))
-            newest = newest_version(self.ds, config.policy)
-            if not resume and newest is not None and newest >= phase.version:
-                return
-        refresh(
-            self.ds,
-            self.model_after(phase.updates),
-            prompts=None if resume else self.batches(phase.first, phase.last),
-            n=config.n,
-            params=SamplingParams(
-                config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed
-            ),
-            policy=config.policy,
-            version=phase.version,
-            reward=self.reward,
-            sampler=_sampler_settings(config),
-            resume=resume,
-            progress=self.tell,
-        )
+    def needs(self, fit: Fit, pending: int | None) -> bool:
+        """Whether a fit trains on batches that are being sampled."""
+        phase = None if pending is None else self.layout.phases[pending]
+        return isinstance(phase, Refresh) and phase.first <= fit.last
 
-    def batches(self, first: int, last: int) -> Task:
-        """The prompts of some batches: a part of an endless stream, shuffled anew in each pass."""
-        assert self.task is not None
-        total, size = len(self.task.prompts), self.config.groups_per_step
-        orders: dict[int, list[int]] = {}
-        chosen: list[int] = []
-        for place in range((first - 1) * size, last * size):
-            epoch, ordinal = divmod(place, total)
-            if epoch not in orders:
-                orders[epoch] = shuffled(total, self.config.seed, epoch).tolist()
-            chosen.append(orders[epoch][ordinal])
-        columns = {name: [values[i] for i in chosen] for name, values in self.task.columns.items()}
-        columns[BATCH] = [first + number // size for number in range(len(chosen))]
-        return Task([self.task.prompts[i] for i in chosen], columns)
+    def is_done(self, number: int, pending: int | None) -> None:
+        """Note how many phases are done; those after one under way are found to be done by a resume."""
+        done = number + 1 if pending is None else pending
+        write_state(self.folder, done)
+        self.clean(done)
 
     def fit(self, phase: Fit) -> FitResult:
-        run = self.run_folder(phase)
+        run = self.layout.run_folder(phase)
         begun = (run / CONFIG_FILE).exists()
         if not begun:
             shutil.rmtree(run, ignore_errors=True)
@@ -233,53 +207,46 @@ class _Looping:
         if config.fit.get("schedule", "constant") != "constant":
             changes["schedule_steps"] = config.steps
         if config.offline:
-            return config.fit_config(self.run_folder(phase), **changes)
-        own = config.fit_config(self.run_folder(phase))
+            return config.fit_config(self.layout.run_folder(phase), **changes)
+        own = config.fit_config(self.layout.run_folder(phase))
         changes["where"] = _rows_of(phase, config.policy) + (f" AND ({own.where}\n)" if own.where else "")
         changes["groups_per_step"] = -(-phase.batches * config.groups_per_step // steps)
         if config.replay:
             preset = own.weight or algorithm(own.algorithm).shaping.get("weight", "1")
             changes["weight"] = f"({preset}) * ({config.replay_weight})"
+        if config.lag:
+            # Beside a fit newer samples may come, sooner or later: it takes no notice of them.
+            changes["newest"] = {config.policy: self.layout.newest_before(phase)}
+            changes["on_new_data"] = "ignore"
         if own.reference is None:
             changes["reference"] = config.model
         if phase.first > 1:
             changes["memory_check"] = False  # the first fit had the same model, and passed
-            before = self.fit_before(phase.first - 1)
-            folder = self.run_folder(before) / CHECKPOINTS / f"step-{before.last}"
-            changes["continue_from"] = str(folder)
-        return config.fit_config(self.run_folder(phase), **changes)
-
-    def run_folder(self, phase: Fit) -> Path:
-        return self.folder / ROUNDS / phase.name
-
-    def fit_before(self, updates: int) -> Fit:
-        """The fit that ends after so many updates."""
-        return next(phase for phase in self.phases if isinstance(phase, Fit) and phase.last == updates)
-
-    def model_after(self, updates: int) -> str:
-        """The model directory with the weights after so many updates."""
-        return str(self.run_folder(self.fit_before(updates)) / MODEL) if updates else self.config.model
+            changes["continue_from"] = str(self.layout.checkpoint_after(phase.first - 1))
+        return config.fit_config(self.layout.run_folder(phase), **changes)
 
     def keep_records(self, phase: Fit) -> None:
         """Add what a fit recorded to the records of the loop; a second time it changes nothing."""
-        run = self.run_folder(phase)
+        run = self.layout.run_folder(phase)
         add_metrics(run, self.folder, first=phase.first)
         where = None if self.config.offline else _rows_of(phase, self.config.policy)
         add_lineage(run, self.folder, self.ds, where=where)
 
     def clean(self, done: int) -> None:
         """Remove what later phases do not need of earlier fits, but for their records."""
-        finished = [phase for phase in self.phases[:done] if isinstance(phase, Fit)]
+        finished = [phase for phase in self.layout.phases[:done] if isinstance(phase, Fit)]
         for phase in finished[: -self.config.keep_rounds]:
             for name in NOT_KEPT:
-                shutil.rmtree(self.run_folder(phase) / name, ignore_errors=True)
+                shutil.rmtree(self.layout.run_folder(phase) / name, ignore_errors=True)
 
     def finish(self, steps: int, stopped: str | None) -> LoopResult:
-        last = next(p for p in reversed(self.phases) if isinstance(p, Fit) and p.first <= max(steps, 1))
+        last = next(
+            p for p in reversed(self.layout.phases) if isinstance(p, Fit) and p.first <= max(steps, 1)
+        )
         target = self.folder / MODEL
         staged = target.with_name(f".{MODEL}.tmp")
         shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(self.run_folder(last) / MODEL, staged)
+        shutil.copytree(self.layout.run_folder(last) / MODEL, staged)
         checkpoint.publish_folder(staged, target)
         write_run_cards(self.folder, steps)
         where = "true" if self.config.offline else f"policy = {literal(self.config.policy)}"
@@ -296,16 +263,6 @@ def _rows_of(phase: Fit, policy: str) -> str:
     if phase.oldest < phase.version:
         rows = f"({rows} OR policy_version BETWEEN {phase.oldest} AND {phase.version - 1})"
     return f"policy = {literal(policy)} AND {rows}"
-
-
-def _sampler_settings(config: LoopConfig) -> SamplerSettings:
-    try:
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in config.sampler.items()
-        }
-        return SamplerSettings(**given)
-    except TypeError as error:
-        raise ConfigError(f"sampler: {error}".replace("SamplerSettings.__init__() ", "")) from error
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def check_same(folder: Path, config: LoopConfig) -> None:
             raise ConfigError(f"{folder} holds no loop to resume", "leave --resume out to begin one")
         return
     old, new = loop_config(file).model_dump(), config.model_dump()
-    free = {"keep_rounds"}
+    free = {"keep_rounds", "keep_sampler", "side_by_side", "sampler_devices"}
     if not config.lag and config.fit.get("schedule", "constant") == "constant":
         free |= {"rounds"}
     changed = [

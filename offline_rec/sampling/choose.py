@@ -90,7 +90,7 @@ def _open_hf(model: Path, settings: SamplerSettings) -> "Iterator[Sampler]":
         model, device=device, dtype=choose_dtype(settings.dtype, device), trust_remote_code=trust
     )
     tokenizer = load_tokenizer(model, trust_remote_code=trust)
-    yield HFSampler(loaded, tokenizer, max_sequences=settings.concurrency or 256)
+    yield HFSampler(loaded, tokenizer, max_sequences=settings.concurrency or 256, trust_remote_code=trust)
 
 
 @contextmanager

@@ -31,11 +31,14 @@ class HFSampler(Sampler):
     for a prompt without tokens, or one that leaves no room for `max_tokens` within the model's positions.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_sequences: int = 256) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, max_sequences: int = 256, trust_remote_code: bool = False
+    ) -> None:
         if max_sequences < 1:
             raise ConfigError(f"max_sequences must be at least 1, got {max_sequences}")
         self.model = model
         self.max_sequences = max_sequences
+        self._trust = trust_remote_code
         self.vocabulary = Vocabulary.of(model, tokenizer)
         self.reader = PromptReader(self.vocabulary, self.vocabulary.context)
         takes = inspect.signature(type(model).forward).parameters
@@ -63,7 +66,7 @@ class HFSampler(Sampler):
         """Go on with the model of another directory."""
         device, dtype = self.model.device, self.model.dtype
         self.model = None  # two may not fit
-        self.model = load_model(directory, device=device, dtype=dtype)
+        self.model = load_model(directory, device=device, dtype=dtype, trust_remote_code=self._trust)
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Jobs of similar prompt length, within `max_sequences`; the samples of a prompt stay in order."""

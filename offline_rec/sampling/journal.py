@@ -97,6 +97,17 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / PLAN_FILE).exists()
 
 
+def check_begun(folder: Path, policy: str, *, resume: bool) -> None:
+    """Raise ConfigError where there is nothing to resume, or something that another refresh has begun."""
+    if resume and not is_unfinished(folder):
+        raise ConfigError(f"there is no unfinished refresh of {policy}", "leave --resume out to begin one")
+    if is_unfinished(folder) and not resume:
+        raise ConfigError(
+            f"a refresh of {policy} is unfinished in {folder}",
+            f"go on with it by --resume, or give it up with: rm -r {folder}",
+        )
+
+
 def check_plan(stored: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
     """Raise ConfigError naming what is asked for now and differs from what the refresh began with."""
     changed = [

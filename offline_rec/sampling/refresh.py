@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from data_tools.errors import ConfigError, DataError
 from data_tools.store.dataset import PolicyCard
@@ -25,15 +24,18 @@ from offline_rec.rewards import Reward
 from offline_rec.sampling.choose import SamplerSettings, open_sampler
 from offline_rec.sampling.journal import (
     Journal,
+    check_begun,
     check_plan,
     content_digest,
     is_unfinished,
     task_digest,
 )
+from offline_rec.sampling.judged_log import JudgedLog
+from offline_rec.sampling.kept import KeptSampler
 from offline_rec.sampling.planner import Budget, planned_prompts
 from offline_rec.sampling.refresh_prompts import dataset_prompts
 from offline_rec.sampling.refresh_report import RefreshReport
-from offline_rec.sampling.sampled_rows import Task, append_jsonl, rows_of, try_out
+from offline_rec.sampling.sampled_rows import Task, try_out
 from offline_rec.sampling.sampler import Prompt, Sample, Sampler, SamplingParams
 from offline_rec.sampling.tasks import file_task
 from offline_rec.sampling.verify_samples import COUNT, OtherWeights, Verification, verify_samples
@@ -49,9 +51,6 @@ JOURNALS = ".refresh"
 TOGETHER = 1024
 """Samples of one call of the sampler in this process: what a kill loses at most. They are kept or sampled
 again as a whole, so that a resumed refresh computes the very same numbers."""
-
-JUDGED_TOGETHER = 512
-"""Prompts whose samples are judged in one call, and held in memory."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -91,7 +90,7 @@ def refresh(
     version: int | None = None,
     reward: Reward | None = None,
     budget: Budget | None = None,
-    sampler: SamplerSettings | None = None,
+    sampler: SamplerSettings | KeptSampler | None = None,
     sampled_at: datetime | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -99,10 +98,10 @@ def refresh(
     """Sample `n` responses to each prompt and append them, verified, as the next version of the policy.
 
     `prompts`: a Task or a file; else the distinct prompts of the rows `where`, with `columns` (name -> SQL)
-    for the reward; with `budget` those that deserve it most. `resume` goes on with the refresh of this
-    policy that was interrupted, with its prompts, and samples only what is missing. The samples of a version
-    have random numbers of their own, drawn from the seed and the version. DataError if the responses turn out
-    not to be from the weights of `model`: nothing is added then.
+    for the reward; with `budget` those that deserve it most. A kept `sampler` stays open. `resume` goes
+    on with the refresh of this policy that was interrupted, with its prompts, and samples only what is
+    missing. The samples of a version have random numbers of their own, drawn from the seed and the version.
+    DataError if the responses turn out not to be from the weights of `model`: nothing is added then.
     """
     _check_local(ds)
     request = Request(
@@ -111,13 +110,13 @@ def refresh(
         n=n,
         params=params or SamplingParams(),
         version=version,
-        sampler=sampler or SamplerSettings(),
+        sampler=sampler.settings if isinstance(sampler, KeptSampler) else sampler or SamplerSettings(),
         sampled_at=sampled_at,
     )
     if prompts is not None and (where is not None or columns is not None or budget is not None):
         raise ConfigError("prompts are given, and a choice among those of the dataset", "give one of them")
     folder = journal_folder(ds, request.policy)
-    _check_journal(folder, request.policy, resume=resume)
+    check_begun(folder, request.policy, resume=resume)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
         if resume:
@@ -129,7 +128,9 @@ def refresh(
         with journal, _nothing_left_of_nothing(journal):
             if reward is not None:
                 try_out(reward, journal.task)
-            return _Refreshing(ds, request, journal, reward, progress or _silent).run()
+            refreshing = _Refreshing(ds, request, journal, reward, progress or _silent)
+            refreshing.kept = sampler if isinstance(sampler, KeptSampler) else None
+            return refreshing.run()
 
 
 def default_policy(model: str | Path) -> str:
@@ -155,16 +156,6 @@ def _check_local(ds: "Dataset") -> None:
         raise ConfigError(
             f"{ds.path} is not on a local disk, where a refresh keeps what it has sampled so far",
             "refresh a local dataset, then copy its new files of rollouts and policies there",
-        )
-
-
-def _check_journal(folder: Path, policy: str, *, resume: bool) -> None:
-    if resume and not is_unfinished(folder):
-        raise ConfigError(f"there is no unfinished refresh of {policy}", "leave --resume out to begin one")
-    if is_unfinished(folder) and not resume:
-        raise ConfigError(
-            f"a refresh of {policy} is unfinished in {folder}",
-            f"go on with it by --resume, or give it up with: rm -r {folder}",
         )
 
 
@@ -223,31 +214,32 @@ class _Refreshing:
         self.journal = journal
         self.reward = reward
         self.tell = tell
+        self.kept: KeptSampler | None = None
         self.version = int(journal.plan["facts"]["version"])
-        self.rewards: list[float | None] = []
-        self.tokens = 0
 
     def run(self) -> RefreshReport:
         began = time.perf_counter()
         self.sample()
         verified = self.verify()
-        log = self.write_log()
+        total = len(self.journal.task.prompts)
+        log = JudgedLog(self.journal, self.request.params, self.reward)
+        path = log.write(lambda done: self.tell(_stage("judge", done, total)))
         self.write_card(verified)
-        collected = self.collect(log)
+        collected = self.collect(path)
         self.journal.remove()
-        judged = [value for value in self.rewards if value is not None]
-        total = collected.total
+        judged = [value for value in log.rewards if value is not None]
+        counted = collected.total
         return RefreshReport(
             policy=self.request.policy,
             version=self.version,
-            prompts=len(self.journal.task.prompts),
-            responses=len(self.rewards),
-            kept=total.kept,
-            duplicate=total.duplicate,
-            rejected=total.rejected.total(),
-            unjudged=len(self.rewards) - len(judged),
+            prompts=total,
+            responses=len(log.rewards),
+            kept=counted.kept,
+            duplicate=counted.duplicate,
+            rejected=counted.rejected.total(),
+            unjudged=len(log.rewards) - len(judged),
             mean_reward=float(np.mean(judged)) if judged else None,
-            tokens=self.tokens,
+            tokens=log.tokens,
             seconds=time.perf_counter() - began,
             batch=collected.batch,
             verified=verified,
@@ -261,7 +253,9 @@ class _Refreshing:
         self.tell(_stage("sample", len(journal.done), total))
         if not parts:
             return
-        with open_sampler(self.request.model, self.request.sampler) as sampler:
+        model = self.request.model
+        opened = self.kept.holding(model) if self.kept else open_sampler(model, self.request.sampler)
+        with opened as sampler:
             for params, part in parts:
                 self.sample_part(sampler, part, params)
         missing = journal.missing(range(total))
@@ -314,40 +308,6 @@ class _Refreshing:
             self.journal.remove()  # nothing of it is worth going on with
             raise
 
-    def write_log(self) -> Path:
-        """Judge all samples and write them as a log, in the order of the prompts."""
-        total = len(self.journal.task.prompts)
-        path = self.journal.folder / f"{quote(self.request.policy, safe='')}-{self.version}.jsonl"
-        with path.open("wb") as file:
-            for first in range(0, total, JUDGED_TOGETHER):
-                numbers = range(first, min(first + JUDGED_TOGETHER, total))
-                append_jsonl(self.rows(numbers), file)
-                self.tell(_stage("judge", numbers[-1] + 1, total))
-        return path
-
-    def rows(self, numbers: range) -> pa.Table:
-        """Rows of some prompts, judged."""
-        whole = self.journal.task
-        part = slice(numbers[0], numbers[-1] + 1)
-        task = Task(whole.prompts[part], {name: values[part] for name, values in whole.columns.items()})
-        drawn = [self.journal.samples(number) for number in numbers]
-        rows = rows_of(
-            drawn,
-            task,
-            self.request.params,
-            reward=self.reward,
-            policy=self.request.policy,
-            policy_version=self.version,
-            sampled_at=datetime.fromisoformat(self.journal.plan["sampled_at"]),
-        )
-        self.rewards += rows["reward"].to_pylist()
-        self.tokens += sum(len(sample.response_ids) for samples in drawn for sample in samples)
-        # As one JSON text, what is known of a prompt keeps its values as they are, whatever their types.
-        rows = rows.drop_columns(list(task.columns))
-        for name, values in _own_columns(numbers, task, drawn).items():
-            rows = rows.append_column(name, pa.array(values, pa.string()))
-        return rows
-
     def write_card(self, verified: Verification) -> None:
         """Say who sampled: its tokenizer, how it samples, and the weights of each version."""
         known = self.ds.policies().get(self.request.policy)
@@ -375,17 +335,6 @@ class _Refreshing:
 def _key(prompt: str | Prompt) -> str:
     given = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
     return repr((given.text, given.tools, None if given.ids is None else list(given.ids)))
-
-
-def _own_columns(numbers: range, task: Task, drawn: list[list[Sample]]) -> dict[str, list[str]]:
-    """Ids that depend on nothing but the plan, and what is known of each row's prompt."""
-    places = [(place, turn) for place, samples in enumerate(drawn) for turn, _ in enumerate(samples)]
-    known = [{name: values[place] for name, values in task.columns.items()} for place, _ in places]
-    return {
-        "group_id": [str(numbers[place]) for place, _ in places],
-        "response_id": [f"{numbers[place]}.{turn}" for place, turn in places],
-        "extra": [orjson.dumps(facts).decode() for facts in known],
-    }
 
 
 def _stage(stage: str, done: int, total: int) -> dict[str, Any]:

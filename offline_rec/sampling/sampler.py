@@ -107,6 +107,11 @@ class Sampler(Protocol):
                 progress(len(samples))
         return found
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked: what it asks may have ended."""
+        return True
+
     def update_weights(self, directory: str | Path) -> None:
         """Go on with the weights of another directory, of the same tokenizer.
 

@@ -88,19 +88,24 @@ def update(
 ) -> None:
     """Bring an engine to the weights in `directory`: by `reload` where that may do, else by `restart`.
 
-    Raises RecError if the engine disagrees with a forward pass even then.
+    A reload may also be refused, by an engine that has ended for one. Raises RecError if the engine disagrees
+    with a forward pass even after a restart.
     """
     if policy is None:
         policy = Policy.load(directory, device="cpu", dtype=str(dtype).removeprefix("torch."))
     if has_own_head(directory):
-        reload()
-        found = verify(sampler, policy)
-        if found.good:
-            return
-        log.warning(
-            "%s: the engine has reloaded other weights (log-probs differ by %.2g nats): restarting it",
-            *(directory, found.largest),
-        )
+        try:
+            reload()
+            found = verify(sampler, policy)
+        except Exception as error:
+            log.warning("%s: the engine takes no new weights (%s): restarting it", directory, error)
+        else:
+            if found.good:
+                return
+            log.warning(
+                "%s: the engine has reloaded other weights (log-probs differ by %.2g nats): restarting it",
+                *(directory, found.largest),
+            )
     restart()
     verify(sampler, policy).demand("the engine")
 

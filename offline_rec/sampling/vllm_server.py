@@ -76,6 +76,11 @@ class VLLMServer:
         """The process that keeps the server, in whose session all of it runs; None while there is none."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the process and wait until it answers; RecError with the end of its log if it does not."""
         self.start_process()
@@ -188,6 +193,11 @@ class LaunchedSampler(ServerSampler):
     def __init__(self, server: VLLMServer, connection: Connection, vocabulary: Vocabulary) -> None:
         self.server = server
         super().__init__(connection, vocabulary)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server has not ended."""
+        return self.server.running
 
     def update_weights(self, directory: str | Path, *, policy: Policy | None = None) -> None:
         """Go on with other weights, verified by a forward pass; without a restart where that does.

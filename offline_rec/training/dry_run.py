@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import data_tools
 from data_tools.errors import RecError
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT
@@ -23,7 +22,7 @@ from offline_rec.training.memory import (
     micro_batch_tokens,
     readable,
 )
-from offline_rec.training.plan import Plan, remarks
+from offline_rec.training.plan import Plan, dataset_of, remarks
 from offline_rec.training.prepare import check_data, length
 from offline_rec.training.run_data import RunData, index_rows, make_tokens, steady_connection
 from offline_rec.training.run_folder import check_folder
@@ -90,7 +89,7 @@ class DryRun:
 
 def dry_run(config: FitConfig, *, progress: Callable[[dict[str, Any]], None] | None = None) -> DryRun:
     """Prepare a run in a temporary folder; `ConfigError` and `DataError` as a fit would raise them."""
-    plan, ds, device = Plan.of(config), data_tools.open(config.dataset), choose_device(config.device)
+    plan, ds, device = Plan.of(config), dataset_of(config), choose_device(config.device)
     check_folder(config, resume=False)
     check_data(ds, plan, config)
     tokenizer = load_tokenizer(config.model)

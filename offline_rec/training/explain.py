@@ -4,12 +4,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import data_tools
 from data_tools.errors import RecError
 from data_tools.shaping import Explanation
 from data_tools.shaping import explain as explain_shaping
 from offline_rec.config import FitConfig
-from offline_rec.training.plan import Plan, check_guards, check_logprobs, remarks
+from offline_rec.training.plan import Plan, check_guards, check_logprobs, dataset_of, remarks
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class FitExplanation:
 def explain(config: FitConfig) -> FitExplanation:
     """Run the shaping and the checks of a fit; `ConfigError` or `DataError` where even that fails."""
     plan = Plan.of(config)
-    ds = data_tools.open(config.dataset)
+    ds = dataset_of(config)
     with ds.connect(datetime.now(UTC)) as con:
         shaping = explain_shaping(con, plan.shaping, split=config.split)
         problem = None

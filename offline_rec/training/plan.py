@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import data_tools
 from data_tools.errors import ConfigError, DataError
 from data_tools.shaping import Shaping, compile
 from data_tools.shaping.expressions import closed, parse_expression
@@ -19,10 +20,20 @@ from offline_rec.objectives.composition import Composition
 if TYPE_CHECKING:
     import duckdb
 
+    from data_tools.dataset import Dataset
+
 SHAPING_FIELDS = ("where", "group_by", "baseline", "shift", "scale", "drop", "weight", "keep", "priority")
 """Fields of the configuration that replace the algorithm's own."""
 
 NAMED_ANCHORS = ("behavior", "start", "none")
+
+
+def dataset_of(config: FitConfig) -> "Dataset":
+    """The dataset of a fit, with staleness as its configuration counts it."""
+    ds = data_tools.open(config.dataset)
+    if config.newest:
+        ds.newest.update(config.newest)
+    return ds
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import data_tools
 from data_tools import shaping as shapings
 from data_tools.errors import ConfigError, DataError
 from data_tools.shaping.blame import sql_errors_named
@@ -27,7 +26,7 @@ from offline_rec.training.engines.choose import stage_of
 from offline_rec.training.heldout import HeldOut
 from offline_rec.training.loop import CHECKPOINTS, Progress, Run
 from offline_rec.training.memory import check_memory, estimate, micro_batch_tokens
-from offline_rec.training.plan import Plan, check_guards, check_logprobs
+from offline_rec.training.plan import Plan, check_guards, check_logprobs, dataset_of
 from offline_rec.training.reader import StepSource
 from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, is_rollouts, write_run_data
 from offline_rec.training.run_folder import check_folder, write_config
@@ -50,7 +49,7 @@ def prepare(
     folder = Path(config.out)
     continued = _continued(config)
     lead(engine, partial(check_folder, config, resume=resume))
-    ds = data_tools.open(config.dataset)
+    ds = dataset_of(config)
     snapshot = Snapshot.read(folder) if resume else None
     found = None
     if snapshot is None:

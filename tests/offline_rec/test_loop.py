@@ -1,6 +1,5 @@
 """`loop`: the regimes of the examples, exactly, by the lineage; and a kill in any phase changes nothing."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -8,68 +7,34 @@ import signal
 from pathlib import Path
 
 import pytest
-import yaml
 
 import data_tools
 from data_tools.errors import ConfigError, DataError, Interrupted
 from offline_rec.cards.write import card
-from offline_rec.demo.model import build_model, build_tokenizer
-from offline_rec.demo.task import split
 from offline_rec.looping import loop as loop_module
-from offline_rec.looping.config import LoopConfig, loop_config
+from offline_rec.looping.config import LoopConfig
 from offline_rec.looping.loop import loop
 from offline_rec.models.policy import Policy
 from offline_rec.sampling import refresh as refresh_module
 from offline_rec.sampling.choose import open_sampler
+from offline_rec.sampling.hf_sampler import HFSampler
 from offline_rec.sampling.journal import Journal
 from offline_rec.tracing.trace import trace
 from offline_rec.training import checkpoint
 from offline_rec.training import loop as fit_loop_module
 from offline_rec.training import run_data as run_data_module
+from tests.offline_rec import loops
 from tests.offline_rec.fitting import furthest, records, weights
+from tests.offline_rec.loops import ROWS, SIGNAL, example
 from tests.offline_rec.test_fit_resume import before
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "loops"
 LINEAGE = """SELECT step, list_sort(list(DISTINCT policy_version)) AS versions, count(*) AS rows
     FROM lineage GROUP BY step ORDER BY step"""
-ROWS = """SELECT response_id, group_id, prompt, response, response_ids, behavior_logprobs, reward,
-    policy_version, extra FROM rollouts ORDER BY response_id"""
-SIZE = ("n=2", "fit.groups_per_step=3", "fit.device=cpu")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The demo's task and an untrained model of its kind, with prompts in a file and a log in a dataset."""
-    folder = tmp_path_factory.mktemp("world")
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "base")
-    build_model(tokenizer, seed=1).save_pretrained(folder / "base")
-    problems = split(1, evaluation=10, log=12, development=10).log
-    asked = zip(problems.prompts(), problems.answers(), strict=True)
-    log = [
-        {"prompt": prompt, "answers": answer, "response": answer if k else "1", "reward": k}
-        | {"policy": "base", "policy_version": 0, "temperature": 1.0, "logprob_kind": "processed"}
-        for prompt, answer in asked
-        for k in range(2)
-    ]
-    file = folder / "log.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in log))
-    data_tools.collect([str(file)], str(folder / "dataset"))
-    prompts = [{"prompt": row["prompt"], "answers": row["answers"]} for row in log[::2]]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    return folder
-
-
-def example(name, world, folder, *overrides):
-    """An example of the documentation, in small and in other places."""
-    given = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
-    paths = {"model": world / "base", "out": folder / "run"}
-    if given.get("offline"):
-        paths["dataset"] = world / "dataset"
-    else:
-        paths |= {"prompts": world / "dataset", "dataset": folder / "ds"}
-    places = [f"{key}={value}" for key, value in paths.items()]
-    return loop_config(EXAMPLES / f"{name}.yaml", overrides=[*places, *SIZE, *overrides])
+    return loops.world(tmp_path_factory.mktemp("world"))
 
 
 REGIMES = {
@@ -150,10 +115,6 @@ def test_samples_of_a_version_are_from_the_weights_that_its_card_names(world, on
     # On-policy: the ratio to who sampled is 1 at every update.
     ratios = [record["ratio_mean"] for record in records(tmp_path / "run")]
     assert ratios == pytest.approx([1.0] * 3, abs=1e-5)
-
-
-SIGNAL = ("reward=regex", "reward_options.pattern=(1|3|5|7|9)$")
-"""A reward that an untrained model sometimes gets."""
 
 
 def test_replayed_versions_are_trained_on_again_with_weights_of_their_age(world, tmp_path):
@@ -259,6 +220,36 @@ def test_an_engine_that_serves_old_weights_ends_the_loop_before_a_row_of_theirs_
     assert data_tools.open(tmp_path / "ds").sql(ROWS).equals(data_tools.open(whole / "ds").sql(ROWS))
 
 
+def test_a_sampler_that_is_kept_changes_nothing_and_one_that_keeps_its_weights_is_replaced(
+    world, whole, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(refresh_module, "TOGETHER", 2 * 2)
+    given = []
+    original = HFSampler.update_weights
+
+    def lies_at_first(sampler, directory):
+        given.append(directory)
+        if len(given) > 1:
+            original(sampler, directory)
+
+    monkeypatch.setattr(HFSampler, "update_weights", lies_at_first)
+    opened = []
+    monkeypatch.setattr(
+        "offline_rec.sampling.kept.open_sampler",
+        lambda model, settings: (opened.append(model), open_sampler(model, settings))[1],
+    )
+    config = killed_config(str(world), str(tmp_path))
+    loop(config.model_copy(update={"keep_sampler": True}))
+    assert furthest(weights(tmp_path / "run"), weights(whole / "run")) == 0
+    assert data_tools.open(tmp_path / "ds").sql(ROWS).equals(data_tools.open(whole / "ds").sql(ROWS))
+    rounds = [
+        str(tmp_path / "run" / "rounds" / name / "model") for name in ("000001-000002", "000003-000004")
+    ]
+    assert given == rounds
+    assert opened == [str(world / "base"), rounds[0]]
+    assert "version 1: the responses are not from the weights in" in caplog.text
+
+
 def test_a_loop_may_be_made_longer(world, tmp_path):
     short = example("on-policy", world, tmp_path, "rounds=2", "fit.schedule=constant", *SIGNAL)
     loop(short)
@@ -324,3 +315,11 @@ def test_what_cannot_be_looped_is_refused_before_anything_is_sampled(world, tmp_
         loop(example("on-policy", world, tmp_path / "c", "sampler.urls=[http://127.0.0.1:1]"))
     with pytest.raises(DataError, match="no prompts"):
         loop(example("on-policy", world, tmp_path / "b", "where=false"))
+    with pytest.raises(
+        ConfigError, match="side_by_side has nothing to do: the loop trains on a batch as soon"
+    ):
+        example("on-policy", world, tmp_path, "side_by_side=true")
+    with pytest.raises(ConfigError, match="side_by_side has nothing to do: the loop samples nothing"):
+        example("offline", world, tmp_path, "side_by_side=true")
+    with pytest.raises(ConfigError, match="sampler_devices are those of side_by_side"):
+        example("lag-10", world, tmp_path, "sampler_devices=1")

@@ -14,6 +14,8 @@ import data_tools
 from data_tools.errors import ConfigError, DataError, RecError
 from offline_rec import rewards
 from offline_rec.models.policy import Policy
+from offline_rec.rewards import Reward
+from offline_rec.sampling import judged_log as judged_log_module
 from offline_rec.sampling import refresh as refresh_module
 from offline_rec.sampling.choose import SamplerSettings, open_sampler
 from offline_rec.sampling.journal import Journal
@@ -205,7 +207,8 @@ MOMENTS = {
     "in the middle of sampling": lambda: before(Journal, "add", count=3),
     "in the middle of a line": lambda: before(Journal, "add", count=3, act=half_a_line),
     "before it is verified": lambda: before(refresh_module, "verify_samples"),
-    "before it is judged": lambda: before(refresh_module, "append_jsonl"),
+    "before it is judged": lambda: before(judged_log_module, "append_jsonl"),
+    "while it is judged": lambda: before(judged_log_module, "append_jsonl", count=3),
     "before the batch": lambda: before(refresh_module._Refreshing, "collect"),
     "after the batch": lambda: before(Journal, "remove"),
 }
@@ -218,6 +221,7 @@ def half_a_line(journal, found):
 
 def run_and_die(folder: str, model: str, moment: str) -> None:
     refresh_module.TOGETHER = 2 * N
+    judged_log_module.JUDGED_TOGETHER = 2
     MOMENTS[moment]()
     run(data_tools.open(folder), Path(model))
 
@@ -274,6 +278,40 @@ def test_a_resumed_refresh_samples_only_what_is_missing(ds, model, processes, mo
     )
     run(ds, model, resume=True)
     assert asked == [[4, 5], [6, 7]]
+
+
+def test_a_judge_is_not_asked_again_for_what_it_has_judged(ds, model, whole, monkeypatch):
+    monkeypatch.setattr(refresh_module, "TOGETHER", 2 * N)
+    monkeypatch.setattr(judged_log_module, "JUDGED_TOGETHER", 3)
+    asked, contains = [], rewards.get("contains")
+
+    def rule(responses, columns):
+        asked.append(len(responses))
+        if len(asked) == 3:  # the first one is tried out
+            raise RuntimeError("the judge is gone")
+        return contains.rule(responses, columns)
+
+    with pytest.raises(RuntimeError, match="the judge is gone"):
+        run(ds, model, reward=Reward("slow", rule))
+    log = journal_folder(ds, "m") / "m-0.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3 * N
+    log.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])  # a kill in the middle of a prompt, and of a line
+    asked[:] = [0] * 3
+    report = run(ds, model, reward=Reward("slow", rule), resume=True)
+    assert asked[3:] == [1, 3 * N, 3 * N]
+    assert ds.sql(NAMED).equals(whole)
+    judged = whole["reward"].to_pylist()
+    assert report.mean_reward == pytest.approx(sum(judged) / len(judged))
+
+
+def test_another_judge_judges_all(ds, model, monkeypatch):
+    monkeypatch.setattr(refresh_module._Refreshing, "write_card", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(ds, model, reward=rewards.get("regex", pattern="1"))
+    monkeypatch.undo()
+    report = run(ds, model, reward=rewards.get("regex", pattern="()"), resume=True)
+    assert report.mean_reward == 1
 
 
 def test_a_policy_keeps_its_tokenizer(ds, model, tmp_path):
