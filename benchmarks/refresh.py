@@ -1,16 +1,20 @@
-"""Sampling through the samplers against calling vLLM directly with the same settings: tokens a second.
+"""`rec refresh` and the samplers against calling vLLM directly with the same settings: tokens a second.
 
     python benchmarks/refresh.py --rounds 5 --output benchmarks/results/refresh.json
 
 `generate` is vLLM's own `LLM.generate`, all prompts in one call, with log-probs of the sampled tokens and a
-seed for each request; `in-process` is `VLLMSampler` on the same engine. `requests` sends the same requests to
-a vLLM server as fast as it takes them, and throws the answers away; `server` is `ServerSampler` on it.
+seed for each request; `requests` sends the same requests to a vLLM server as fast as it takes them, and
+throws the answers away. Beside each, on the same engine: the sampler alone, and a whole refresh into a new
+dataset, which journals every prompt, loads the model to verify some responses, writes the log and collects
+it, without a reward. The start of an engine, and what is checked then, is outside of the times of all sides.
+
 Ways take turns, and the first round of each is not counted; the ratio is the median over rounds. In-process,
 time is that of the processor, so that a busy machine disturbs it little; vLLM has one thread. Needs vLLM in
 this environment.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -18,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +31,14 @@ import click
 import httpx2
 import torch
 
+import data_tools
 from offline_rec.demo.model import build_tokenizer
+from offline_rec.sampling import refresh as refreshing
 from offline_rec.sampling.choose import SamplerSettings, open_sampler
+from offline_rec.sampling.sampled_rows import Task
 from offline_rec.sampling.sampler import SamplingParams
 
-PAIRS = (("in-process", "generate"), ("server", "requests"))
+DIRECTLY = {"in-process": "generate", "server": "requests"}
 
 
 def small_model(directory: Path) -> Path:
@@ -93,6 +101,18 @@ def by_sampler(sampler: Any, prompts: list[str], n: int, params: SamplingParams)
     return sum(len(s.response_ids) for _, samples in sampler.stream(prompts, n, params) for s in samples)
 
 
+def by_refresh(
+    sampler: Any, settings: SamplerSettings, model: str, prompts: list[str], n: int, params: SamplingParams
+) -> int:
+    """Tokens that a refresh from the running engine adds to a new dataset."""
+    with tempfile.TemporaryDirectory() as folder:
+        ds = data_tools.open(f"{folder}/dataset", create=True)
+        refreshing.open_sampler = lambda *_: nullcontext(sampler)  # type: ignore[attr-defined]
+        return refreshing.refresh(
+            ds, model, prompts=Task(prompts, {}), n=n, params=params, sampler=settings, policy="policy"
+        ).tokens
+
+
 def measure(
     ways: dict[str, Callable[[], int]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
@@ -111,47 +131,64 @@ def measure(
 @click.option(
     "--model", help="A model directory. [default: a Llama of 0.9 million parameters, made on the spot]"
 )
-@click.option("--prompts", default=64, show_default=True)
+@click.option("--prompts", default=256, show_default=True)
 @click.option("-n", "n", default=8, show_default=True)
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path))
-def main(model: str | None, prompts: int, n: int, max_tokens: int, rounds: int, output: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def main(
+    model: str | None, prompts: int, n: int, max_tokens: int, rounds: int, output: Path | None, as_json: bool
+) -> None:
+    """Measure all ways by turns."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         directory = model or str(small_model(Path(folder) / "model"))
         texts = [f"{i} + {i * 7} = ? Let me think about it." for i in range(prompts)]
         params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=max_tokens)
-        found: dict[str, list[float]] = {}
-        for settings, (ours, direct), by_direct, clock in (
-            (SamplerSettings("vllm"), PAIRS[0], by_generate, time.process_time),
-            (SamplerSettings("server", launch=True), PAIRS[1], by_requests, time.perf_counter),
+        rates: dict[str, list[float]] = {}
+        for where, settings, by_direct, clock in (
+            ("in-process", SamplerSettings("vllm"), by_generate, time.process_time),
+            ("server", SamplerSettings("server", launch=True), by_requests, time.perf_counter),
         ):
             with open_sampler(directory, settings) as sampler:
+                work = (texts, n, params)
                 ways = {
-                    direct: partial(by_direct, sampler, texts, n, params),
-                    ours: partial(by_sampler, sampler, texts, n, params),
+                    DIRECTLY[where]: partial(by_direct, sampler, *work),
+                    where: partial(by_sampler, sampler, *work),
+                    f"rec refresh, {where}": partial(by_refresh, sampler, settings, directory, *work),
                 }
-                found |= measure(ways, rounds, clock)
-    ratios = {
-        ours: round(statistics.median(a / b for a, b in zip(found[ours], found[direct], strict=True)), 3)
-        for ours, direct in PAIRS
-    }
-    rates = {
-        name: {"median": round(statistics.median(r)), "rounds": [*map(round, r)]} for name, r in found.items()
-    }
-    for ours, direct in PAIRS:
-        click.echo(
-            f"{ours:>10}: {rates[ours]['median']:>7} tokens/s, {direct}: {rates[direct]['median']:>7}, "
-            f"ratio {ratios[ours]}"
-        )
+                rates |= measure(ways, rounds, clock)
     facts = {"machine": platform.platform(), "cpus": os.cpu_count(), "gpu": torch.cuda.is_available()}
-    work = {"prompts": prompts, "n": n, "max_tokens": max_tokens, "rounds": rounds, "model": model or "tiny"}
+    asked = {"prompts": prompts, "n": n, "max_tokens": max_tokens, "rounds": rounds, "model": model or "tiny"}
+    found = facts | asked | figures(rates)
     if output is not None:
-        output.write_text(
-            json.dumps({**facts, **work, "tokens_per_second": rates, "ratios": ratios}, indent=2) + "\n"
-        )
+        output.write_text(json.dumps(found, indent=2) + "\n")
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+
+
+def figures(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Rates of every way, and ratios to calling vLLM directly."""
+    ratios = {}
+    for name, where in itertools.product(rates, DIRECTLY):
+        if name.endswith(where):
+            pairs = zip(rates[name], rates[DIRECTLY[where]], strict=True)
+            ratios[name] = round(statistics.median(ours / direct for ours, direct in pairs), 3)
+    told = {
+        name: {"median": round(statistics.median(r)), "rounds": [*map(round, r)]} for name, r in rates.items()
+    }
+    return {"tokens_per_second": told, "ratios": ratios}
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The figures for a reader."""
+    ratios = found["ratios"]
+    return [
+        f"{name:>24}: {rate['median']:>7} tokens/s" + (f", ratio {ratios[name]}" if name in ratios else "")
+        for name, rate in found["tokens_per_second"].items()
+    ]
 
 
 if __name__ == "__main__":

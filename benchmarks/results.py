@@ -94,7 +94,27 @@ def math_reward(found: Found) -> Iterator[Row]:
 
 def refresh(found: Found) -> Iterator[Row]:
     for side, ratio in found["ratios"].items():
-        yield f"tokens a second {side}, of vLLM called directly", f"{ratio:.2f}"
+        yield f"of the tokens a second of vLLM called directly: {side}", f"{ratio:.2f}"
+
+
+def smollm2(found: Found) -> Iterator[Row]:
+    log, exam = found["log"], found["exam"]
+    yield f"mean reward of {log['responses']} logged responses", f"{log['mean_reward']:.3f}"
+    yield (
+        "logged and recomputed log-probs, largest difference",
+        f"{log['verified']['largest_difference']:.1g}",
+    )
+    yield "fitted with", ", ".join(f"{name} {value}" for name, value in found["fit"].items())
+    for when, one in zip(("before", "after"), exam["policies"], strict=True):
+        of = f"accuracy on {one['prompts']} other prompts, {one['samples']} samples"
+        yield f"{of}: {when}", _interval(one["accuracy"])
+    for one in exam["differences"]:
+        if one["measure"] == "accuracy":
+            yield "paired difference", _interval(one)
+
+
+def _interval(found: Found) -> str:
+    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
 
 
 def rows(found: Found) -> Iterator[Row]:
@@ -131,7 +151,10 @@ PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "ope": ope,
     "math_reward": math_reward,
     "refresh": refresh,
+    "smollm2": smollm2,
 }
+ELSEWHERE = {"smollm2": "examples/smollm2"}
+"""Where a script is that is not in this folder."""
 
 
 TITLES = {"fit_step_gpu": "fit_step.py --gpu"}
@@ -150,7 +173,7 @@ def page() -> str:
     """RESULTS.md as it should be."""
     parts = [HEAD]
     for name, figures in PARTS.items():
-        title = f"## `benchmarks/{TITLES.get(name, f'{name}.py')}`"
+        title = f"## `{ELSEWHERE.get(name) or 'benchmarks/' + TITLES.get(name, f'{name}.py')}`"
         path = FOLDER / "results" / f"{name}.json"
         if not path.exists():
             parts += [f"{title}\n\n{NOT_YET}\n"] if name in TITLES else []

@@ -77,7 +77,7 @@ def refresh(dataset: str, model: str, *, as_json: bool, explain: bool, **options
     budget = options["budget"]
     with progress("refresh") as bar:
         report = run(
-            data_tools.open(dataset),
+            data_tools.open(dataset, create=bool(options["prompts"]) and not options["resume"]),
             model,
             prompts=options["prompts"],
             where=options["where"],

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from data_tools.errors import ConfigError, DataError
+from data_tools.errors import ConfigError, DataError, RecError
 from data_tools.store.dataset import PolicyCard
 from offline_rec.data.order import mix
 from offline_rec.rewards import Reward
@@ -125,7 +125,7 @@ def refresh(
         else:
             task = _task(ds, request, prompts, where=where, columns=columns, budget=budget)
             journal = _begin(ds, folder, request, task)
-        with journal, _nothing_left_of_nothing(journal):
+        with journal, _told_what_is_left(journal):
             if reward is not None:
                 try_out(reward, journal.task)
             refreshing = _Refreshing(ds, request, journal, reward, progress or _silent)
@@ -178,13 +178,16 @@ def _task(
 
 
 @contextmanager
-def _nothing_left_of_nothing(journal: Journal) -> Iterator[None]:
-    """A refresh that failed before anything was sampled leaves nothing to go on with."""
+def _told_what_is_left(journal: Journal) -> Iterator[None]:
+    """A refresh that failed before anything was sampled leaves nothing; else its error says what is left."""
     try:
         yield
-    except Exception:
+    except Exception as error:
         if is_unfinished(journal.folder) and not journal.done:
             journal.remove()
+        elif is_unfinished(journal.folder) and isinstance(error, RecError):
+            kept = f"the answers to {len(journal.done)} of {len(journal.task.prompts)} prompts are kept"
+            error.hint = "; ".join(filter(None, [error.hint, f"{kept}: with --resume it goes on from there"]))
         raise
 
 
@@ -261,8 +264,7 @@ class _Refreshing:
         missing = journal.missing(range(total))
         if missing:
             raise DataError(
-                f"{len(missing)} of {total} prompts were not answered, the first is number {missing[0]}",
-                "rec refresh --resume asks for these again",
+                f"{len(missing)} of {total} prompts were not answered, the first is number {missing[0]}"
             )
 
     def parts(self) -> Iterator[tuple[SamplingParams, list[int]]]:
