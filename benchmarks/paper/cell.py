@@ -10,8 +10,9 @@ import torch
 
 from benchmarks.paper.judging import judge
 from benchmarks.paper.plan import ALGORITHMS, Cell, Effort
+from benchmarks.paper.runner import Results
 from benchmarks.paper.tasks import TASKS
-from benchmarks.paper.world import World
+from benchmarks.paper.world import World, prepare
 from offline_rec.looping.config import LoopConfig
 from offline_rec.looping.loop import loop
 from offline_rec.training.metrics import read_metrics
@@ -20,9 +21,11 @@ KEPT = ("kl_k3", "ess_response", "kept_share_positive", "kept_share_negative", "
 """What is kept of the metrics of an update."""
 
 
-def one_thread() -> None:
-    """Several threads wait for each other many times longer than a model this small computes."""
-    torch.set_num_threads(1)
+def work(results: Results, cell: Cell) -> dict[str, Any]:
+    """The result of a cell, after its base policy was made if it was not there."""
+    torch.set_num_threads(1)  # several wait for each other many times longer than a model this small computes
+    world = prepare(results.out / "worlds", cell.task, cell.seed, results.size)
+    return run_cell(cell, results.effort, world, results.out / "scratch" / cell.name.replace("/", "-"))
 
 
 def run_cell(cell: Cell, effort: Effort, world: World, scratch: Path) -> dict[str, Any]:

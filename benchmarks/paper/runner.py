@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.paper.plan import Cell, Effort
 from benchmarks.paper.tasks import TASKS
-from benchmarks.paper.world import Size, name_of, prepare, recipe_of
+from benchmarks.paper.world import Size, name_of, recipe_of
 from data_tools.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -61,10 +61,20 @@ class Results:
         return [cell for cell in cells if self.read(cell) is None]
 
 
+Work = Callable[[Results, Cell], dict[str, Any]]
+"""Gives the result of a cell; a function of a module, as it is called in other processes."""
+
+
 def run(
-    results: Results, cells: Sequence[Cell], *, workers: int = 2, hours: float | None = None, say: Say = print
+    results: Results,
+    cells: Sequence[Cell],
+    *,
+    work: Work,
+    workers: int = 2,
+    hours: float | None = None,
+    say: Say = print,
 ) -> list[Cell]:
-    """Run the cells that have no result, `workers` at a time; returns those that failed.
+    """Have `work` done for the cells that have no result, `workers` at a time; returns those that failed.
 
     After `hours` no further cell is begun. However it ends, what is finished is kept, and another call does
     the rest. ConfigError where another process runs cells into the same directory.
@@ -74,7 +84,7 @@ def run(
     say(f"{len(cells)} runs, {len(cells) - len(missing)} of them done")
     # A server that has imported everything: a run begins in no time, and none inherits another's threads.
     context = get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.paper.cell"])
+    context.set_forkserver_preload([work.__module__])
     running: dict[BaseProcess, Cell] = {}
     failed: list[Cell] = []
     with _alone(results.out):
@@ -82,7 +92,7 @@ def run(
             while running or (missing and time.monotonic() < until):
                 while missing and len(running) < workers and time.monotonic() < until:
                     cell = missing.pop(0)
-                    process = context.Process(target=_run_one, args=(results, cell), daemon=True)
+                    process = context.Process(target=_in_process, args=(work, results, cell), daemon=True)
                     process.start()
                     running[process] = cell
                 connection.wait([process.sentinel for process in running])
@@ -113,21 +123,16 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         process.join(STOP_SECONDS)
 
 
-def _run_one(results: Results, cell: Cell) -> None:
-    """In a process of its own: make the base policy if there is none, run the cell, keep its result."""
-    from benchmarks.paper.cell import one_thread, run_cell
-
-    one_thread()
+def _in_process(work: Work, results: Results, cell: Cell) -> None:
+    """In a process of its own: one cell, or the reason why there is none."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    results.failure(cell).unlink(missing_ok=True)
+    failure = results.failure(cell)
+    failure.unlink(missing_ok=True)
     try:
-        world = prepare(results.out / "worlds", cell.task, cell.seed, results.size)
-        scratch = results.out / "scratch" / cell.name.replace("/", "-")
-        result = run_cell(cell, results.effort, world, scratch)
-        results.write(cell, result)
+        results.write(cell, work(results, cell))
     except Exception:
-        results.failure(cell).parent.mkdir(parents=True, exist_ok=True)
-        results.failure(cell).write_text(traceback.format_exc(), encoding="utf-8")
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        failure.write_text(traceback.format_exc(), encoding="utf-8")
 
 
 def _end_with_parent() -> None:
