@@ -20,7 +20,7 @@ from offline_rec.looping.config import loop_config
 from offline_rec.looping.regime import Refresh, phases
 
 ROOT = Path(__file__).parent.parent
-TINY = Size(log_prompts=16, evaluation_prompts=8, development_prompts=8, pool=200)
+TINY = Size(log_prompts=16, evaluation_prompts=8, development_prompts=8, pool=200, batch=16, check_every=2)
 
 
 def test_rewards_are_what_a_reader_works_out():
@@ -28,7 +28,7 @@ def test_rewards_are_what_a_reader_works_out():
     assert addition_reward(["975", "579", ""], ["321+654="] * 3) == [1.0, 0.0, 0.0]
     # 4321 = 2160 + 2161 = 1 + 4320; 2160 + 2160 = 4320 has three of its digits.
     said = ["0612+1612", "1000+0234", "0612+0612", "0612", "612+1612", "0612+1612+"]
-    assert parts_reward(said, ["1234="] * 6) == pytest.approx([1.0, 0.4 + 0.6 / 2160, 0.15, 0, 0, 0])
+    assert parts_reward(said, ["1234="] * 6) == pytest.approx([1.0, 0.1 + 0.9 / 2160, 0.06, 0, 0, 0])
     # 123 + 456 + 789 = 1368: only what follows the last sign counts.
     said = ["321+654=9750+987=8631", "=8631", "8631", "321+654=9750+987=8632"]
     assert chain_reward(said, ["321+654+987="] * 4) == [1.0, 1.0, 0.0, 0.0]

@@ -2,8 +2,8 @@
 
 - `addition`, that of the demo: one right answer, reward 1 or 0.
 - `parts`: two numbers that sum to the one asked for. Thousands of right answers, of which the more even ones
-  earn more, and wrong ones earn something for every digit of their sum that is right: to imitate what was
-  right makes answers right, but not even.
+  earn up to ten times as much, and wrong ones earn a little for every digit of their sum that is right: to
+  imitate what was right makes answers right, but not even.
 - `chain`: two additions, with the first one written down. 22 tokens, of which only the last four are judged.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RIGHT = 0.4
+RIGHT = 0.1
 """What a right answer of `parts` earns that is as uneven as can be."""
-DIGIT = 0.05
+DIGIT = 0.02
 """What each right digit of a wrong sum earns there."""
 
 
@@ -81,7 +81,7 @@ def parts_answer(prompt: str, rng: np.random.Generator) -> str:
 
 
 def parts_reward(responses: Sequence[str], prompt: Sequence[str]) -> list[float]:
-    """What two numbers of four digits earn: 0.4 to 1 if they sum to the one asked for, up to 0.2 if not."""
+    """What two numbers of four digits earn: 0.1 to 1 if they sum to the one asked for, up to 0.08 if not."""
     return [_parts(said, asked) for said, asked in zip(responses, prompt, strict=True)]
 
 
