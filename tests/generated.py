@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from benchmarks.paper.found import read
+from benchmarks.paper.page import page as paper_page
 from data_tools.checking import RULES as DATA_RULES
 from data_tools.checking import Rule
 from data_tools.collecting.columns import ALIASES, LOOSE
@@ -83,6 +85,11 @@ def verdict_rules() -> str:
     return f"| rule | broken by | because |\n|---|---|---|\n{''.join(rows)}"
 
 
+def paper() -> str:
+    """Which findings of the paper held, from the results that its runs left."""
+    return paper_page(read(ROOT / "benchmarks" / "results" / "paper.json"), figures="paper")
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "map": file_map,
     "aliases": aliases,
@@ -96,6 +103,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "loop fields": fields(LoopConfig),
     "planner": planner,
     "findings": findings(DATA_RULES),
+    "paper": paper,
     "findings with a model": findings(MODEL_RULES),
 }
 

@@ -50,19 +50,19 @@ def build_tokenizer() -> Any:
     )
 
 
-def build_model(tokenizer: Any, *, seed: int) -> Any:
-    """A Llama of two layers and 0.1M parameters, its weights drawn from `seed`."""
+def build_model(tokenizer: Any, *, seed: int, positions: int = 32, hidden: int = 64, layers: int = 2) -> Any:
+    """A Llama of two layers and 0.1M parameters unless told, its weights drawn from `seed`."""
     with quiet():
         from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=32,
+        max_position_embeddings=positions,
         # Wider than usual: at this size the customary 0.02 costs hundreds of steps.
         initializer_range=0.1,
         tie_word_embeddings=False,
