@@ -8,7 +8,7 @@ response, extra) only where an expression needs them together with a statistic.
 """
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from data_tools.shaping.columns import ADVANTAGE, COLUMNS, FIELDS, POPULATION, ROW_COLUMNS
@@ -44,6 +44,12 @@ def compile(shaping: Shaping, *, split: Split = "train") -> str:
     return with_stages(stages(shaping, split), last)
 
 
+def keeps_groups_whole(shaping: Shaping, *, turns: bool) -> bool:
+    """Return whether `final` keeps, of every group, all rows that its statistics are taken over, or none."""
+    of_groups = shaping.drop.strip() in ("none", "balance", "zero-variance")
+    return of_groups and shaping.keep.strip() == "true" and shaping.unrewarded == "drop" and not turns
+
+
 def with_stages(chain: list[Stage], select: str) -> str:
     """Return a statement of the stages and a last SELECT over them."""
     tables = [
@@ -53,11 +59,14 @@ def with_stages(chain: list[Stage], select: str) -> str:
     return "WITH\n" + ",\n".join(tables) + "\n" + select
 
 
-def stages(shaping: Shaping, split: Split, *, turns: bool = True) -> list[Stage]:
+def stages(
+    shaping: Shaping, split: Split, *, turns: bool = True, also: Mapping[str, str] | None = None
+) -> list[Stage]:
     """Return the stages of the statement; `final` holds every row that got a weight, and `kept` for each.
 
     Where no row is a turn of a trajectory, the same comes of less: without `turns` each row is read by one
-    stage alone, so that none of them has to be kept for another.
+    stage alone, so that none of them has to be kept for another. `also` names further statistics of each
+    group, over the window `grp`.
     """
     fields = {name: _expression(shaping, name) for name in FIELDS}
     placed = {name: bracketed(expression) for name, expression in fields.items()}
@@ -68,7 +77,7 @@ def stages(shaping: Shaping, split: Split, *, turns: bool = True) -> list[Stage]
     return [
         _population(split, fields, [*_CARRIED, *sorted(used - set(_CARRIED))], hoisted, once=once),
         _judged() if turns else Stage("judged", "rows with a reward", f"  {REWARDED}"),
-        *_statistics(shaping, placed),
+        *_statistics(shaping, placed, {**GROUP_STATISTICS, **(also or {})}),
         *_scored(shaping, placed),
         *_units(shaping, placed, turns=turns),
         *_final(placed, turns=turns),
@@ -127,7 +136,7 @@ def _judged() -> Stage:
     )
 
 
-def _statistics(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
+def _statistics(shaping: Shaping, placed: dict[str, str], wanted: Mapping[str, str]) -> list[Stage]:
     source, balanced = "judged", []
     if shaping.drop.strip() == "balance":
         source = "balanced\n  WHERE NOT dropped"
@@ -138,7 +147,7 @@ def _statistics(shaping: Shaping, placed: dict[str, str]) -> list[Stage]:
   )
   {GROUP_WINDOW}"""
         balanced = [Stage("balanced", "drop = balance: no more negatives than positives in a group", sql)]
-    listed = _NEXT.join(f"{sql} AS {name}" for name, sql in GROUP_STATISTICS.items())
+    listed = _NEXT.join(f"{sql} AS {name}" for name, sql in wanted.items())
     sql = f"  SELECT *,\n    {listed}\n  FROM {source}\n  {GROUP_WINDOW}"
     return [*balanced, Stage("statistics", "of each group", sql)]
 

@@ -4,6 +4,7 @@ A column that a query does not name is not read and costs nothing. Only the late
 only where there are any: DuckDB has no lazier way to look a row up in another file.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -65,21 +66,26 @@ def split_macro(holdout: float, salt: str) -> str:
     """Return the macro `rec_split(key)`: 'train' or 'holdout' by the salted key of a prompt alone.
 
     The first 13 hex digits of md5 are an integer below 2^52, exact as a double, so the share is unbiased and
-    any other program can recompute it.
+    any other program can recompute it. They are compared as text, which orders digits of one length alike.
     """
+    first = math.ceil(holdout * 2.0**52)
+    edge = f"{first:013x}" if first < 2**52 else "g"  # behind all digits
     return (
-        "CREATE OR REPLACE MACRO rec_split(key) AS CASE WHEN "
-        f"CAST('0x' || left(md5({literal(salt)} || key), 13) AS BIGINT) "
-        f"< {holdout!r}::DOUBLE * 4503599627370496::DOUBLE "
+        f"CREATE OR REPLACE MACRO rec_split(key) AS CASE WHEN md5({literal(salt)} || key) < '{edge}' "
         "THEN 'holdout' ELSE 'train' END"
     )
 
 
 SPLIT_KEYS = {
-    "prompt_cluster": "coalesce(r.prompt_cluster, r.prompt_hash)",
-    "prompt_hash": "r.prompt_hash",
+    "prompt_cluster": (
+        "coalesce(r.prompt_cluster, r.prompt_hash)",
+        # Of one column at a time: DuckDB then hashes each entry of its dictionary, and not each row.
+        "CASE WHEN r.prompt_cluster IS NULL THEN rec_split(r.prompt_hash)"
+        " ELSE rec_split(r.prompt_cluster) END",
+    ),
+    "prompt_hash": ("r.prompt_hash", "rec_split(r.prompt_hash)"),
 }
-"""What the split of a dataset may go by, and the key of a row `r`. The second is that of datasets that were
+"""What the split of a dataset may go by: the key of a row `r`, and its split. The second is that of datasets
 made before there were clusters: a change would move prompts that were trained on into the holdout."""
 
 
@@ -101,7 +107,7 @@ def rollouts_view(
         reward = "CASE WHEN l.response_id IS NULL THEN r.reward ELSE l.latest.reward END"
         joins = "LEFT JOIN _later_rewards l ON l.response_id = r.response_id"
     version, join = _newest_version(newest)
-    key = SPLIT_KEYS[split_by]
+    key, split = SPLIT_KEYS[split_by]
     computed = {"reward": f"{reward} AS reward", "prompt_cluster": f"{key} AS prompt_cluster"}
     columns = [computed.get(name, f"r.{identifier(name)}") for name in ROLLOUTS.names]
     age = f"(epoch(TIMESTAMPTZ {literal(now.isoformat())}) - epoch(r.sampled_at)) / 86400.0"
@@ -111,7 +117,7 @@ def rollouts_view(
         f"""CREATE VIEW rollouts AS SELECT {", ".join(columns)},
             {age} AS age_days,
             {version} - r.policy_version AS staleness,
-            rec_split({key}) AS split,
+            {split} AS split,
             parse_filename(r.filename, true) AS file,
             r.file_row_number AS file_row
         FROM _rollouts r {joins} {join}""",

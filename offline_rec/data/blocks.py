@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_tools.errors import DataError
 from data_tools.store.storage import open_storage
-from offline_rec.data.ragged import IntArray, Ragged, concatenate, offsets_of
+from offline_rec.data.ragged import IntArray, Ragged, concatenate, gather, offsets_of
 
 OPEN_FILES = 64
 
@@ -113,18 +113,28 @@ class Blocks:
         # What is there first: reading the others may drop it.
         pieces.sort(key=lambda piece: (names[codes[piece[0]]], int(groups[piece[0]])) not in self._blocks)
         order = np.concatenate([order[:0], *pieces])
-        alone = len(pieces) == 1
+        keys = [(names[codes[piece[0]]], int(groups[piece[0]])) for piece in pieces]
+        # Where none is read, none is dropped: rows are copied once, straight from the blocks.
+        there = len(keys) == 1 or all(key in self._blocks for key in keys)
         parts = [
-            self._take(names[codes[piece[0]]], int(groups[piece[0]]), local[piece], view=alone)
-            for piece in pieces
+            self._part(key, local[piece], copied=not there) for key, piece in zip(keys, pieces, strict=True)
         ]
+        if not there:
+            # What was decoded from leaves holes in the heap, of more than a row group in all.
+            pa.default_memory_pool().release_unused()
         back = None if np.all(np.diff(order) == 1) else np.argsort(order)
-        return {column: _join([part[column] for part in parts], back) for column in self._columns}
+        return {
+            column: _gathered([(block[column], at) for block, at in parts], back) for column in self._columns
+        }
 
-    def _take(self, name: str, group: int, index: IntArray, *, view: bool) -> dict[str, Column]:
-        taken = {column: held.take(index) for column, held in self._block(name, group).items()}
-        # Views of many blocks would hold all of them in memory until they are joined.
-        return taken if view else {column: _own(values) for column, values in taken.items()}
+    def _part(
+        self, key: tuple[str, int], index: IntArray, *, copied: bool
+    ) -> tuple[dict[str, Column], IntArray]:
+        """A block and rows of it; `copied`: of these rows alone, as it may be dropped before their use."""
+        block = self._block(*key)
+        if not copied:
+            return block, index
+        return {column: _own(held.take(index)) for column, held in block.items()}, np.arange(len(index))
 
     def _block(self, name: str, group: int) -> dict[str, Column]:
         if (name, group) in self._blocks:
@@ -135,7 +145,8 @@ class Blocks:
                 self._most += 1
             else:
                 self._drop_oldest()
-        table = self._file(name)[0].read_row_group(group, columns=self._columns)
+        # One thread: more of them cost a fifth more in all, and a reader has a thread of its own.
+        table = self._file(name)[0].read_row_group(group, columns=self._columns, use_threads=False)
         block = {column: _decode(_whole(table.column(column))) for column in self._columns}
         self._blocks[name, group] = block
         self._held += _nbytes(block)
@@ -174,19 +185,20 @@ def _decode(column: pa.Array) -> Column:
 
 def _own(column: Column) -> Column:
     """The same values in memory of their own."""
-    if not isinstance(column, ListColumn):
-        return column  # `take` of Arrow copies
+    if not isinstance(column, ListColumn) or column.rows.values.base is None:
+        return column  # `take` has copied
     rows = column.rows
     return ListColumn(Ragged(rows.values.copy(), rows.offsets), column.valid)
 
 
-def _join(parts: list[Any], back: IntArray | None) -> Column:
-    if isinstance(parts[0], ListColumn):
-        valid = np.concatenate([part.valid for part in parts])
-        joined: Column = ListColumn(concatenate([part.rows for part in parts]), valid)
-    else:
-        joined = pa.concat_arrays(parts)
-    return joined if back is None else joined.take(back)
+def _gathered(parts: list[tuple[Column, IntArray]], back: IntArray | None) -> Column:
+    """Rows of parts, one part after another, then in the order `back`."""
+    if isinstance(parts[0][0], ListColumn):
+        valid = np.concatenate([held.valid[index] for held, index in parts])
+        rows = gather([(held.rows, index) for held, index in parts], back)
+        return ListColumn(rows, valid if back is None else valid[back])
+    joined = pa.concat_arrays([held.take(pa.array(index)) for held, index in parts])
+    return joined if back is None else joined.take(pa.array(back))
 
 
 def _nbytes(block: dict[str, Column]) -> int:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from data_tools.errors import DataError
+from offline_rec.data.blocks import Blocks, open_parquet
 from offline_rec.data.fingerprint import same_vocabulary
-from offline_rec.data.rows import RowStore
+from offline_rec.data.rows import IDS
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
@@ -101,22 +104,23 @@ def _draw(ds: "Dataset", policy: str | None, condition: str, seed: int) -> _Samp
         f"""WITH matching AS (FROM rollouts WHERE policy IS NOT DISTINCT FROM $policy AND {condition}),
         groups AS (SELECT group_id FROM matching GROUP BY group_id
             ORDER BY md5(group_id || '{int(seed)}'), group_id LIMIT {SAMPLED_GROUPS})
-        SELECT file, file_row, response, response_messages IS NOT NULL AS partial
+        SELECT response_id, file, file_row, response, response_messages IS NOT NULL AS partial
         FROM matching SEMI JOIN groups USING (group_id)
         ORDER BY row_number() OVER (PARTITION BY group_id ORDER BY {draw}), {draw} LIMIT {SAMPLES}""",
         {"policy": policy},
     )
-    at = table.column("file_row").to_numpy()
-    rows = RowStore(ds, cache_bytes=0).take(table.column("file").to_pylist(), at, strict=False)
+    found = {name: table.column(name).to_pylist() for name in table.column_names}
+    files = sorted(set(found["file"]))
+    blocks = Blocks(lambda name: open_parquet(ds.rollout_path(name)), IDS, cache_bytes=0)
+    codes = np.array([files.index(file) for file in found["file"]], np.int64)
+    ids = blocks.gather(files, codes, np.array(found["file_row"], np.int64))
+    prompt, response, mask = (ids[name].rows for name in IDS)
     return _Sample(
-        rows.response_id,
-        [rows.prompt_ids[i].tolist() for i in range(len(rows))],
-        [rows.response_ids[i].tolist() for i in range(len(rows))],
-        table.column("response").to_pylist(),
-        [
-            messages or not rows.mask[i].all()
-            for i, messages in enumerate(table.column("partial").to_pylist())
-        ],
+        found["response_id"],
+        [prompt[i].tolist() for i in range(len(prompt))],
+        [response[i].tolist() for i in range(len(response))],
+        found["response"],
+        [messages or not mask[i].all() for i, messages in enumerate(found["partial"])],
     )
 
 

@@ -6,6 +6,7 @@ Both are written as a stream and read through a memory map: no memory grows with
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from data_tools.errors import DataError
 from data_tools.schema import ROW_GROUP_ROWS
 from data_tools.shaping.checks import LARGEST
+from data_tools.store.views import literal
 from offline_rec.data.admission import LEFT_OUT, Admission, floats, integers
 from offline_rec.data.order import Floats, Ints, shuffled
 from offline_rec.data.passes import Sharing, cost_of, plan
@@ -29,7 +31,8 @@ ROWS_FILE = "rows.arrow"
 GROUPS_FILE = "groups.arrow"
 CHUNK_ROWS = 65_536
 FILE_SHIFT = 2**40
-"""`home` of a group: code of the batch times this, plus the row in it, of the group's first row."""
+HOME = "home"
+"""Of a group: code of the batch times `FILE_SHIFT`, plus the row in it, of the group's first row."""
 
 ROWS = pa.schema(
     [
@@ -82,6 +85,12 @@ class IndexCounts:
     left_out: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEFT_OUT, 0))
 
 
+def home_of(batches: Sequence[str]) -> str:
+    """`HOME` as a statistic of a group, of rows that have `file` and `file_row`."""
+    named = ", ".join(literal(name) for name in batches)
+    return f"min((list_position([{named}], file) - 1) * {FILE_SHIFT} + file_row) OVER grp"
+
+
 def build_index(
     con: "duckdb.DuckDBPyConnection",
     statement: str,
@@ -89,21 +98,27 @@ def build_index(
     *,
     admission: Admission,
     priority: str = "1.0",
+    homes: bool = False,
 ) -> IndexCounts:
     """Run the shaping statement once and write what it keeps to `folder`.
 
-    `statement` yields a row per response; `priority` is the column or number that says how often a row's
-    group is visited. `UnusableNumber` names rows whose advantage, weight or priority cannot be used.
+    `statement` yields a row per response, under `homes` with the column `HOME`, which is else found here in a
+    window of its own. `priority` is the column or number that says how often a row's group is visited.
+    `UnusableNumber` names rows whose advantage, weight or priority cannot be used.
     """
     codes = "SELECT unnest($names) AS file, unnest(range(len($names))) AS code"
     con.execute(f"CREATE OR REPLACE TEMP TABLE _codes AS {codes}", {"names": list(admission.batches)})
     # Most rows have no mask, which takes no reading; what is 0 everywhere is rare.
     masked = "false" if admission.retokenise else "coalesce(n_tokens > 0 AND list_max(loss_mask) = 0, false)"
     con.execute(f"CREATE OR REPLACE TEMP TABLE _masked AS SELECT file, file_row FROM rollouts WHERE {masked}")
+    home = (
+        ""
+        if homes
+        else f", min(c.code * {FILE_SHIFT} + s.file_row) OVER (PARTITION BY s.group_key) AS {HOME}"
+    )
     query = f"""
         WITH shaped AS ({statement}), placed AS (
-            SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file), m.file IS NOT NULL AS masked,
-                min(c.code * {FILE_SHIFT} + s.file_row) OVER (PARTITION BY s.group_key) AS home
+            SELECT s.* REPLACE (CAST(c.code AS INTEGER) AS file), m.file IS NOT NULL AS masked{home}
             FROM shaped s JOIN _codes c ON c.file = s.file
                 LEFT JOIN _masked m ON m.file = s.file AND m.file_row = s.file_row)
         SELECT response_id, file, file_row, home, advantage, weight, {priority} AS priority, expert, reward,

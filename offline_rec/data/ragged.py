@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 
+LONG = 192
+"""Values of a row from which on it is faster copied as a whole than value by value."""
+
+FEW = 64
+"""Rows of an array up to which that is so for shorter ones, too: what a call costs is then most."""
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -64,17 +70,33 @@ class Ragged:
         if len(index) and np.all(np.diff(index) == 1):
             first, last = self.offsets[index[0]], self.offsets[index[-1] + 1]
             return Ragged(self.values[first:last], self.offsets[index[0] : index[-1] + 2] - first)
-        lengths = self.lengths[index]
+        starts, ends = self.offsets[index], self.offsets[index + 1]
+        lengths = ends - starts
         offsets = offsets_of(lengths)
-        source = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths)
+        if _are_long(offsets):
+            return Ragged(np.concatenate(self._cut(starts, ends)), offsets)
+        source = np.repeat(starts - offsets[:-1], lengths)
         source += np.arange(offsets[-1])
         return Ragged(self.values[source], offsets)
 
     def pad(self, width: int, fill: float = 0) -> NDArray[Any]:
         """A [rows, width] array, filled on the right; `width` is at least the longest row."""
         padded = np.full((len(self), width), fill, self.values.dtype)
+        if _are_long(self.offsets):
+            for row, values in zip(padded, self._cut(self.offsets[:-1], self.offsets[1:]), strict=True):
+                row[: len(values)] = values
+            return padded
         padded[np.arange(width) < self.lengths[:, None]] = self.values
         return padded
+
+    def _cut(self, starts: IntArray, ends: IntArray) -> list[NDArray[Any]]:
+        """Views of the values from each start to its end."""
+        values = self.values
+        return [values[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def _are_long(offsets: IntArray) -> bool:
+    return len(offsets) > 1 and bool(offsets[-1] >= LONG * (len(offsets) - 1))
 
 
 def offsets_of(lengths: Any) -> IntArray:
@@ -90,3 +112,24 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
     return Ragged(values, offsets_of(np.concatenate([part.lengths for part in parts])))
+
+
+def gather(parts: Sequence[tuple[Ragged, IntArray]], order: IntArray | None) -> Ragged:
+    """Rows of several arrays, `(array, its rows)` one after another, then those that `order` names of these.
+
+    Copies each row once where there are many arrays or rows are long.
+    """
+    if len(parts) == 1:
+        array, index = parts[0]
+        return array.take(index if order is None else index[order])
+    bounds = [(array.offsets[index], array.offsets[index + 1]) for array, index in parts]
+    lengths = np.concatenate([ends - starts for starts, ends in bounds])
+    if not lengths.any():
+        return Ragged(parts[0][0].values[:0], offsets_of(lengths if order is None else lengths[order]))
+    if len(lengths) > FEW * len(parts) and not _are_long(offsets_of(lengths)):
+        taken = concatenate([array.take(index) for array, index in parts])
+        return taken if order is None else taken.take(order)
+    rows = [row for (array, _), cut in zip(parts, bounds, strict=True) for row in array._cut(*cut)]
+    if order is not None:
+        rows, lengths = [rows[i] for i in order.tolist()], lengths[order]
+    return Ragged(np.concatenate(rows), offsets_of(lengths))

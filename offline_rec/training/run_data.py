@@ -13,11 +13,11 @@ from data_tools import shaping as shapings
 from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.checks import any_turns, check_trajectories, invalid_rows, nothing_left
-from data_tools.shaping.statement import stages, with_stages
+from data_tools.shaping.statement import keeps_groups_whole, stages, with_stages
 from offline_rec.cards.provenance import provenance
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT, Admission
-from offline_rec.data.index import ROWS_FILE, IndexCounts, UnusableNumber, build_index
+from offline_rec.data.index import HOME, ROWS_FILE, IndexCounts, UnusableNumber, build_index, home_of
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot, SourceFile, source_files, source_names
 from offline_rec.data.tokens import TokenPlan
@@ -177,18 +177,20 @@ def _index(
     """Index the rows that a shaping keeps of a split; errors name the field or the rows to blame."""
     shaping, split = selection
     # Not `compile`, whose order by group is not the one that is needed here, and costs a sort.
-    unordered = f"SELECT {', '.join(shapings.COLUMNS)} FROM final WHERE kept"
     with sql_errors_named(con, shaping, split):
         turns = any_turns(con)
         if turns:
             check_trajectories(con, shaping, split)
+        also = {HOME: home_of(admission.batches)} if keeps_groups_whole(shaping, turns=turns) else {}
+        chain = stages(shaping, split, turns=turns, also=also)
         try:
             counts = build_index(
                 con,
-                with_stages(stages(shaping, split, turns=turns), unordered),
+                with_stages(chain, f"SELECT {', '.join([*shapings.COLUMNS, *also])} FROM final WHERE kept"),
                 Path(run.config.out) / folder,
                 admission=admission,
                 priority="1.0" if shaping.priority is None else "priority",
+                homes=bool(also),
             )
         except UnusableNumber as error:
             raise invalid_rows(con, shaping, split) from error

@@ -171,7 +171,7 @@ def test_a_query_reads_only_the_columns_it_names(ds):
     commit(ds, row("a", reward=1.0, policy="p", policy_version=1, sampled_at=NOON), row("b", reward=-1.0))
     everything = "max(reward), max(staleness), min(split), min(age_days), min(file)"
     assert columns_read(ds, f"SELECT {everything} FROM rollouts") <= {
-        "reward", "policy", "policy_version", "prompt_hash", "sampled_at", "filename",
+        "reward", "policy", "policy_version", "prompt_cluster", "prompt_hash", "sampled_at", "filename",
     }  # fmt: skip
     assert columns_read(ds, "SELECT response_ids FROM rollouts WHERE reward > 0") == {"response_ids"}
     assert not columns_read(ds, "SELECT * FROM groups") & set(TOKEN_COLUMNS)

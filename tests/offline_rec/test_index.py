@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from data_tools.errors import DataError
+from data_tools.shaping import COLUMNS, Shaping, prepare
+from data_tools.shaping.statement import keeps_groups_whole, stages, with_stages
 from offline_rec.data import index as index_module
 from offline_rec.data.admission import Admission
-from offline_rec.data.index import Index, build_index
+from offline_rec.data.index import HOME, Index, build_index, home_of
 from tests.offline_rec.logged import dataset
 
 STATEMENT = """
@@ -164,3 +166,41 @@ def test_groups_are_drawn_from_few_row_groups_and_from_more_only_if_need_be(tmp_
         assert len(np.unique(drawn // 2)) == expected
     assert len(np.unique(index.draw(4, seed=1, row_groups=8) // 2)) > 2
     assert index.draw(4, seed=1, row_groups=2).tolist() == index.draw(4, seed=1, row_groups=2).tolist()
+
+
+SCATTERED = ["b", "a", "b", "c", "a", "c", "c", "a", "b", "d"]
+
+
+def digest(tmp_path, shaping, *, turns=False, homes):
+    """Of the index over groups whose rows lie apart, with `home` as a statistic or found in a window."""
+    rows = [
+        row(f"{group}{number}", group, reward=float(number % 3), turn=None)
+        for number, group in enumerate(SCATTERED)
+    ]
+    ds = dataset(tmp_path / f"ds-{homes}", rows, batches=3)
+    with ds.connect() as con:
+        prepare(con)
+        also = {HOME: home_of(ds.batches())} if homes else {}
+        chain = stages(shaping, "all", turns=turns, also=also)
+        select = f"SELECT {', '.join([*COLUMNS, *also])} FROM final WHERE kept"
+        admission = Admission(batches=ds.batches())
+        folder = tmp_path / f"index-{homes}"
+        build_index(con, with_stages(chain, select), folder, admission=admission, homes=homes)
+    taken = Index(folder).take(np.arange(Index(folder).n_groups))
+    return list(zip(taken.response_id, taken.group, taken.advantage, strict=True))
+
+
+@pytest.mark.parametrize("drop", ["none", "balance", "zero-variance"])
+def test_a_home_that_is_a_statistic_is_the_same_where_groups_are_kept_whole(tmp_path, drop):
+    shaping = Shaping(drop=drop)
+    assert keeps_groups_whole(shaping, turns=False)
+    assert digest(tmp_path, shaping, homes=True) == digest(tmp_path, shaping, homes=False)
+
+
+def test_where_rows_of_a_group_are_left_out_its_home_is_no_statistic(tmp_path):
+    shaping = Shaping(keep="response_id <> 'b0'")
+    assert not keeps_groups_whole(shaping, turns=False)
+    assert digest(tmp_path, shaping, homes=True) != digest(tmp_path, shaping, homes=False)
+    assert not keeps_groups_whole(Shaping(), turns=True)
+    assert not keeps_groups_whole(Shaping(drop="reward < 0"), turns=False)
+    assert not keeps_groups_whole(Shaping(unrewarded="keep", advantage="1"), turns=False)

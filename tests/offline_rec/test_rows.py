@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from data_tools import schema
 from data_tools.errors import DataError
+from offline_rec.data import ragged
+from offline_rec.data.ragged import gather
 from offline_rec.data.rows import Ragged, RowStore
 from tests.offline_rec.datasets import StubDataset, rollouts
 
@@ -21,6 +24,39 @@ def test_taking_ragged_rows_equals_taking_lists(rows: list[list[int]], data: st.
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)) if rows else []
     taken = ragged.take(np.array(wanted, np.int64))
     assert [taken[i].tolist() for i in range(len(taken))] == [rows[i] for i in wanted]
+
+
+@given(st.lists(lists_of_rows, min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None)
+def test_gathering_from_many_arrays_equals_joining_lists(
+    arrays: list[list[list[int]]], data: st.DataObject
+) -> None:
+    parts, picked = [], []
+    for rows in arrays:
+        index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)) if rows else []
+        parts.append((Ragged.from_lists(rows, np.int32), np.array(index, np.int64)))
+        picked += [rows[i] for i in index]
+    order = data.draw(st.none() | st.permutations(range(len(picked))))
+    wanted = picked if order is None else [picked[i] for i in order]
+    for few in (0, 64):
+        with patch.object(ragged, "FEW", few):
+            found = gather(parts, None if order is None else np.array(order, np.int64))
+        assert [found[i].tolist() for i in range(len(found))] == wanted
+
+
+@given(lists_of_rows.filter(any), st.data())
+@settings(max_examples=50, deadline=None)
+def test_long_rows_are_taken_and_padded_like_short_ones(rows: list[list[int]], data: st.DataObject) -> None:
+    index = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=20)), np.int64)
+    short = Ragged.from_lists(rows, np.int32)
+    width = max(map(len, rows))
+    assert not ragged._are_long(short.offsets)
+    with patch.object(ragged, "LONG", 0):
+        assert ragged._are_long(short.offsets)
+        taken, padded = short.take(index), short.pad(width, fill=-1)
+    assert taken.values.tolist() == short.take(index).values.tolist()
+    assert taken.offsets.tolist() == short.take(index).offsets.tolist()
+    assert padded.tolist() == short.pad(width, fill=-1).tolist()
 
 
 @given(lists_of_rows)
@@ -70,6 +106,7 @@ def test_rows_come_in_the_order_asked_across_files_and_row_groups(ds: Any) -> No
 
 
 @given(st.lists(st.integers(0, 16), max_size=30))
+@settings(deadline=None)
 def test_taking_by_code_equals_taking_all_and_selecting(wanted: list[int]) -> None:
     every = np.arange(17)
     codes, at = (every >= 10).astype(np.int64), np.where(every >= 10, every - 10, every)
@@ -189,7 +226,7 @@ def test_only_so_many_row_groups_are_kept_and_rows_of_many_hold_none_of_them(ds:
         reads.append(sorted(group for _, group in blocks._blocks))
     assert reads[1:] == [[0, 1, 2]] * 2  # three are asked for again and again, so that three are kept
     few = RowStore(ds, cache_blocks=2)._rollouts
-    parts = few._take("a", 0, np.array([1, 2]), view=False)
+    parts, _ = few._part(("a", 0), np.array([1, 2]), copied=True)
     assert not np.shares_memory(
         parts["prompt_ids"].rows.values, few._blocks["a", 0]["prompt_ids"].rows.values
     )
