@@ -97,9 +97,34 @@ def refresh(found: Found) -> Iterator[Row]:
         yield f"tokens a second {side}, of vLLM called directly", f"{ratio:.2f}"
 
 
+def rows(found: Found) -> Iterator[Row]:
+    for way, one in found["ways"].items():
+        yield f"{way}: rows a second", f"{one['rows_per_second']:,}"
+        spread = f"{one['times_datasets']} ({one['least']} to {one['most']})"
+        yield f"{way}: times as fast as datasets in torch format", spread
+
+
+def scale(found: Found) -> Iterator[Row]:
+    small, large = found["rows"]
+    says = {
+        "first_step_seconds": "seconds to the first step",
+        "first_step_cpu_seconds": "CPU seconds to the first step",
+        "rows_per_second": "rows a second",
+        "peak_mib": "peak memory",
+    }
+    for name, what in says.items():
+        if name in found["ratios"]:
+            yield f"{what} at {large:,} rows, of those at {small:,}", f"{found['ratios'][name]:.2f}"
+    waits = [one[str(large)].get("share_of_time_waited_for_data") for one in found["rounds"]]
+    if None not in waits:
+        yield f"share of time that steps wait for data at {large:,} rows", f"{max(waits):.4f}"
+
+
 PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "ingest": ingest,
     "collect": collect,
+    "rows": rows,
+    "scale": scale,
     "fit_step": fit_step,
     "fit_step_gpu": fit_step_gpu,
     "loss": loss,
@@ -124,15 +149,15 @@ def where(found: Found) -> str:
 def page() -> str:
     """RESULTS.md as it should be."""
     parts = [HEAD]
-    for name, rows in PARTS.items():
+    for name, figures in PARTS.items():
         title = f"## `benchmarks/{TITLES.get(name, f'{name}.py')}`"
         path = FOLDER / "results" / f"{name}.json"
-        if name in TITLES and not path.exists():
-            parts.append(f"{title}\n\n{NOT_YET}\n")
+        if not path.exists():
+            parts += [f"{title}\n\n{NOT_YET}\n"] if name in TITLES else []
             continue
         found = json.loads(path.read_text(encoding="utf-8"))
         lines = [title, "", where(found), "", "| what | measured |", "|---|---|"]
-        lines += [f"| {what} | {figure} |" for what, figure in rows(found)]
+        lines += [f"| {what} | {figure} |" for what, figure in figures(found)]
         parts.append("\n".join(line for number, line in enumerate(lines) if line or lines[number - 1]) + "\n")
     return "\n".join(parts)
 

@@ -1,17 +1,26 @@
-"""Rows of a dataset to padded and to packed tensors: `RowStore` beside `datasets` in torch format.
+"""Rows of a dataset to arrays for training: `RowStore` beside `datasets` in torch format.
 
     python benchmarks/rows.py --output benchmarks/results/rows.json
 
-Both sides read prompt ids, response ids and log-probs of the same batches of the same rows, in turns in one
-process: `rec` from the Parquet files of the dataset, `datasets` by batches and row by row from its own
-uncompressed Arrow copy of them, which is made before and not counted. Needs `datasets`
-(`pip install datasets==5.2.0`). Takes about three minutes.
+All sides give prompt ids, response ids and log-probs of every row once, as tensors, in turns in one process.
+
+- `streamed`, the comparison of like with like: both read the same Parquet files, prepare nothing and shuffle
+  within a bounded window. `datasets` as its guide has it: `load_dataset(..., streaming=True)`, `shuffle` with
+  a buffer of 10,000, torch format, and a `DataLoader` of padded batches of 8 (the default of the Hugging Face
+  trainer). Ours as a fit has it: row groups shuffled by windows of 8, steps of 256 rows, flat arrays.
+- `row by row`: in order, `for row in table`; from here on `datasets` reads its own uncompressed Arrow copy of
+  the files, which is made before and not counted, while ours still decodes Parquet.
+- `loader of 8`: as `streamed`, from the copy, in a random order over all rows; ours in the same order.
+- `batches of 256`: 256 rows of the copy at a time, as ours; padded or joined, as ours.
+- `decoded`: as `loader of 8`, with the row groups of ours decoded before, as a window's are for most steps.
+
+Needs `datasets` (`pip install datasets==5.2.0`). Takes about five minutes.
 """
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +30,77 @@ import torch
 from measuring import machine, median
 from scale import write_dataset
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 import data_tools
+from data_tools.schema import ROW_GROUP_ROWS
 from offline_rec.data.ragged import Ragged
 from offline_rec.data.rows import RowStore
 
 COLUMNS = ("prompt_ids", "response_ids", "behavior_logprobs")
-ROWS = 16_384
-BATCH = 256
-Batches = Iterator[tuple[torch.Tensor, ...]]
+ROWS = 65_536
+STEP, BATCH = 256, 8
+WINDOW, BUFFER = 8, 10_000
+Batch = tuple[torch.Tensor, ...]
+Batches = Iterator[Batch]
 
 
-def rec(dataset: Path, order: Any, *, packed: bool) -> Batches:
-    """Batches through a store of their own, so that nothing is read before."""
-    store = RowStore(data_tools.open(dataset))
-    for part in np.split(order, range(BATCH, len(order), BATCH)):
+def steps(order: Any) -> list[Any]:
+    """The rows of each step."""
+    return np.split(order, range(STEP, len(order), STEP))
+
+
+def windowed(rows: int, draw: np.random.Generator) -> Any:
+    """All rows as a fit visits them: row groups in a random order, rows mixed within a window of them."""
+    groups = draw.permutation(-(-rows // ROW_GROUP_ROWS))
+    parts = [
+        np.concatenate([np.arange(rows)[g * ROW_GROUP_ROWS : (g + 1) * ROW_GROUP_ROWS] for g in window])
+        for window in np.split(groups, range(WINDOW, len(groups), WINDOW))
+    ]
+    return np.concatenate([draw.permutation(part) for part in parts])
+
+
+def rec(store: RowStore, order: Any, *, padded: bool = False) -> Batches:
+    """Steps of rows, each column flat or as one rectangle."""
+    for part in steps(order):
         rows = store.take(np.zeros(len(part), np.int64), part)
         ragged: list[Ragged] = [rows.prompt_ids, rows.response_ids, rows.behavior]
-        arrays = [r.values if packed else r.pad(int(r.lengths.max())) for r in ragged]
+        arrays = [r.pad(int(r.lengths.max())) if padded else r.values for r in ragged]
         # A view of a row group is not writable, which torch warns of and training never does.
         yield tuple(torch.from_numpy(a if a.flags.writeable else a.copy()) for a in arrays)
 
 
-def hugging_face(table: Any, order: Any, *, packed: bool) -> Batches:
-    """Batches of a `datasets.Dataset`, whose rows are tensors already."""
-    for part in np.split(order, range(BATCH, len(order), BATCH)):
+def collate(rows: list[dict[str, torch.Tensor]]) -> Batch:
+    return tuple(pad_sequence([row[name] for row in rows], batch_first=True) for name in COLUMNS)
+
+
+def loader(source: Any, order: Any = None) -> Batches:
+    """Padded batches through a `DataLoader`."""
+    chosen = None if order is None else order.tolist()
+    yield from DataLoader(source, batch_size=BATCH, sampler=chosen, collate_fn=collate)
+
+
+def streamed(files: list[str], cache: str) -> Batches:
+    """The Parquet files themselves, shuffled in a buffer."""
+    from datasets import load_dataset
+
+    source = load_dataset(
+        "parquet", data_files=files, split="train", streaming=True, columns=list(COLUMNS), cache_dir=cache
+    )
+    return loader(source.shuffle(seed=0, buffer_size=BUFFER).with_format("torch"))
+
+
+def row_by_row(table: Iterable[dict[str, torch.Tensor]]) -> Batches:
+    """Rows one at a time, as they are."""
+    return (tuple(row[name] for name in COLUMNS) for row in table)
+
+
+def batches_of(table: Any, order: Any, *, padded: bool) -> Batches:
+    """Batches as large as a step of ours."""
+    for part in steps(order):
         rows = table[part.tolist()]
         lists = [list(rows[name]) for name in COLUMNS]
-        yield tuple(torch.cat(one) if packed else pad_sequence(one, batch_first=True) for one in lists)
-
-
-def row_by_row(table: Any, order: Any, *, packed: bool) -> Batches:
-    """The same batches from rows that are taken one at a time, as a loop over the dataset does."""
-    for part in np.split(order, range(BATCH, len(order), BATCH)):
-        rows = [table[row] for row in part.tolist()]
-        lists = [[row[name] for row in rows] for name in COLUMNS]
-        yield tuple(torch.cat(one) if packed else pad_sequence(one, batch_first=True) for one in lists)
+        yield tuple(pad_sequence(one, batch_first=True) if padded else torch.cat(one) for one in lists)
 
 
 def timed(batches: Batches) -> tuple[float, float]:
@@ -67,41 +111,58 @@ def timed(batches: Batches) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - cpu
 
 
+def sums(batches: Batches) -> Any:
+    """The sum of each column, which no order and no padding changes."""
+    return sum(np.array([float(column.double().sum()) for column in batch]) for batch in batches)
+
+
 def measure(dataset: Path, rows: int, rounds: int) -> dict[str, Any]:
-    """All kinds of batches, both sides in turns."""
+    """All comparisons, both sides in turns."""
     from datasets import Dataset
 
-    files = [str(path) for path in dataset.glob("rollouts/*.parquet")]
+    files = [str(path) for path in sorted(dataset.glob("rollouts/*.parquet"))]
+    ds = data_tools.open(dataset)
+    draw = np.random.default_rng(0)
+    order, mixed, anywhere = np.arange(rows), windowed(rows, draw), draw.permutation(rows)
+    warm = RowStore(ds, cache_bytes=4 << 30)
+    for _ in rec(warm, order):
+        pass
     with tempfile.TemporaryDirectory() as cache:
         table = Dataset.from_parquet(files, cache_dir=cache, columns=list(COLUMNS)).with_format("torch")
-        orders = {"in order": np.arange(rows), "shuffled": np.random.default_rng(0).permutation(rows)}
+        # Each way has a store of its own, so that nothing is read before.
+        ways: dict[str, tuple[Callable[[], Batches], Callable[[], Batches]]] = {
+            "streamed": (lambda: rec(RowStore(ds), mixed), lambda: streamed(files, cache)),
+            "row by row": (lambda: rec(RowStore(ds), order), lambda: row_by_row(table)),
+            "loader of 8": (lambda: rec(RowStore(ds), anywhere), lambda: loader(table, anywhere)),
+            "batches of 256": (
+                lambda: rec(RowStore(ds), anywhere),
+                lambda: batches_of(table, anywhere, padded=False),
+            ),
+            "batches of 256, padded": (
+                lambda: rec(RowStore(ds), anywhere, padded=True),
+                lambda: batches_of(table, anywhere, padded=True),
+            ),
+            "decoded": (lambda: rec(warm, anywhere), lambda: loader(table, anywhere)),
+        }
         found = {}
-        for name, order in orders.items():
-            for packed in (False, True):
-                kind = f"{'packed' if packed else 'padded'}, {name}"
-                found[kind] = _in_turns(
-                    lambda: rec(dataset, order, packed=packed),  # noqa: B023 - called at once
-                    lambda: hugging_face(table, order, packed=packed),  # noqa: B023
-                    lambda: row_by_row(table, order, packed=packed),  # noqa: B023
-                    rows=rows,
-                    rounds=rounds,
-                )
-                click.echo(f"{kind}: {found[kind]}")
+        for name, (ours, theirs) in ways.items():
+            np.testing.assert_allclose(sums(ours()), sums(theirs()), rtol=1e-9)
+            turns = [(timed(ours()), timed(theirs())) for _ in range(rounds)]
+            found[name] = _compared(turns, rows)
+            click.echo(f"{name}: {found[name]}")
     return found
 
 
-def _in_turns(*sides: Callable[[], Batches], rows: int, rounds: int) -> dict[str, Any]:
-    """Ours, then theirs by batches and by rows."""
-    for batches in zip(*(side() for side in sides), strict=True):
-        for other in batches[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(batches[0], other, strict=True))
-    turns = [[timed(side()) for side in sides] for _ in range(rounds)]
-    found: dict[str, Any] = {"rows_per_second": round(rows / median([turn[0][0] for turn in turns]))}
-    for at, name in enumerate(("datasets", "datasets_row_by_row"), start=1):
-        found[f"{name}_rows_per_second"] = round(rows / median([turn[at][0] for turn in turns]))
-        found[f"times_{name}"] = round(median([turn[at][0] / turn[0][0] for turn in turns]), 1)
-        found[f"times_{name}_cpu"] = round(median([turn[at][1] / turn[0][1] for turn in turns]), 1)
-    return found
+def _compared(turns: list[tuple[tuple[float, float], tuple[float, float]]], rows: int) -> dict[str, Any]:
+    ratios = sorted(theirs[0] / ours[0] for ours, theirs in turns)
+    return {
+        "rows_per_second": round(rows / median([ours[0] for ours, _ in turns])),
+        "datasets_rows_per_second": round(rows / median([theirs[0] for _, theirs in turns])),
+        "times_datasets": round(median(ratios), 1),
+        "least": round(ratios[0], 1),
+        "most": round(ratios[-1], 1),
+        "times_datasets_cpu": round(median([theirs[1] / ours[1] for ours, theirs in turns]), 1),
+    }
 
 
 @click.command()
@@ -116,6 +177,7 @@ def main(rows: int, rounds: int, output: Path | None) -> None:
         found = measure(Path(folder) / "ds", rows, rounds)
     if output:
         content = {"machine": machine("torch", "datasets", "pyarrow"), "rows": rows, "ways": found}
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -108,13 +108,13 @@ def fit(dataset: Path, model: Path, folder: Path, steps: int) -> dict[str, Any]:
         cost = measure(FIT, *map(str, (dataset, model, out, steps, GROUPS, told)))
         marks = np.array(json.loads(told.read_text()))
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    first, between = marks[0].tolist(), (marks[-1] - marks[0]).tolist()
     found = {
-        "first_step_seconds": round(marks[0, 0], 2),
-        "first_step_cpu_seconds": round(marks[0, 1], 2),
+        "first_step_seconds": round(first[0], 2),
+        "first_step_cpu_seconds": round(first[1], 2),
         "peak_mib": cost.peak_mib,
         "whole": asdict(cost),
     }
-    between = marks[-1] - marks[0]
     if len(marks) > 2:
         rows = (len(marks) - 1) * GROUPS * SIBLINGS
         waited = sum(record["timing"]["seconds_waited"] for record in records if record["step"] > 1)

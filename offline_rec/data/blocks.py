@@ -57,7 +57,10 @@ class ListColumn:
 
 
 Column: TypeAlias = Any
-"""A `ListColumn` where the column holds lists, else the Arrow array."""
+"""A `ListColumn` where the column holds lists, else an array of Python values, None where null."""
+
+VALUE_BYTES = 80
+"""What a Python value takes, about."""
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -127,6 +130,14 @@ class Blocks:
             column: _gathered([(block[column], at) for block, at in parts], back) for column in self._columns
         }
 
+    def close(self) -> None:
+        """Hold neither files nor row groups; what is asked for later is opened and read anew."""
+        while self._files:
+            self._files.popitem()[1][0].close()
+        self._blocks.clear()
+        self._held = 0
+        pa.default_memory_pool().release_unused()
+
     def _part(
         self, key: tuple[str, int], index: IntArray, *, copied: bool
     ) -> tuple[dict[str, Column], IntArray]:
@@ -134,7 +145,8 @@ class Blocks:
         block = self._block(*key)
         if not copied:
             return block, index
-        return {column: _own(held.take(index)) for column, held in block.items()}, np.arange(len(index))
+        own = {column: _gathered([(held, index)], None) for column, held in block.items()}
+        return {column: _own(held) for column, held in own.items()}, np.arange(len(index))
 
     def _block(self, name: str, group: int) -> dict[str, Column]:
         if (name, group) in self._blocks:
@@ -179,7 +191,8 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 def _decode(column: pa.Array) -> Column:
     if not pa.types.is_list(column.type):
-        return column
+        # Arrow would copy a few rows of a few columns one by one: that took a fifth of the time of a step.
+        return np.array(column.to_pylist(), object)
     return ListColumn(Ragged.from_arrow(column), column.is_valid().to_numpy(zero_copy_only=False))
 
 
@@ -197,9 +210,12 @@ def _gathered(parts: list[tuple[Column, IntArray]], back: IntArray | None) -> Co
         valid = np.concatenate([held.valid[index] for held, index in parts])
         rows = gather([(held.rows, index) for held, index in parts], back)
         return ListColumn(rows, valid if back is None else valid[back])
-    joined = pa.concat_arrays([held.take(pa.array(index)) for held, index in parts])
-    return joined if back is None else joined.take(pa.array(back))
+    values = np.concatenate([held[index] for held, index in parts])
+    return values if back is None else values[back]
 
 
 def _nbytes(block: dict[str, Column]) -> int:
-    return sum(int(column.nbytes) for column in block.values())
+    return sum(
+        column.nbytes if isinstance(column, ListColumn) else len(column) * VALUE_BYTES
+        for column in block.values()
+    )

@@ -9,12 +9,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_tools.errors import DataError
-from offline_rec.data.blocks import Blocks, ListColumn, open_parquet
+from offline_rec.data.blocks import Blocks, Column, ListColumn, open_parquet
 from offline_rec.data.ragged import IntArray, Ragged
 
 if TYPE_CHECKING:
@@ -67,15 +65,14 @@ class Rows:
         return Rows(**taken)
 
 
-def ratio_temperature(logprob_kind: pa.Array, temperature: pa.Array) -> NDArray[np.float32]:
+def ratio_temperature(logprob_kind: NDArray[Any], temperature: NDArray[Any]) -> NDArray[np.float32]:
     """The temperature of a row's ratio: its own where logged log-probs are `processed`, else 1.
 
     `raw` log-probs equal those of the sampling policy only at temperature 1, `unknown` ones are read as
     raw, and temperature 0 has no ratio.
     """
-    logged = temperature.to_numpy(zero_copy_only=False).astype(np.float32)
-    processed = pc.fill_null(pc.equal(logprob_kind, "processed"), False).to_numpy(zero_copy_only=False)
-    return np.where(processed & (logged > 0), logged, np.float32(1))
+    logged = temperature.astype(np.float32)  # None as NaN
+    return np.where((logprob_kind == "processed") & (logged > 0), logged, np.float32(1))
 
 
 class RowStore:
@@ -125,7 +122,7 @@ class RowStore:
             return _no_rows(self._anchor.key is not None, self._reference.key is not None)
         logged = self._rollouts.gather(self.batches, codes, at)
         prompt, response, mask, behavior = self._ids(codes, at, logged)
-        names = logged["response_id"].to_pylist()
+        names = logged["response_id"].tolist()
         if strict:
             _demand(prompt.valid & response.valid, names)
         lengths = response.rows.lengths
@@ -164,6 +161,12 @@ class RowStore:
             prompt = np.where((prompt < 0) | (response < 0), prompt_made, prompt)
             response = np.where(response < 0, response_made, response)
         return prompt, response
+
+    def close(self) -> None:
+        """Hold neither files nor row groups; what is asked for later is opened and read anew."""
+        sidecars = (self._tokens, self._token_lengths, self._anchor, self._reference)
+        for blocks in (self._rollouts, self._rollout_lengths, *(s.blocks for s in sidecars if s.blocks)):
+            blocks.close()
 
     def _codes(self, file: Sequence[str] | NDArray[Any]) -> IntArray:
         if isinstance(file, np.ndarray) and file.dtype.kind in "iu":
@@ -207,39 +210,42 @@ class _Sidecar:
     ) -> None:
         self.key = key
         self._columns = columns
+        self.blocks: Blocks | None = None
         if key is not None:
             sidecar = ds.sidecar(kind, key)
             self._missing = set(sidecar.missing())
-            self._blocks = Blocks(lambda name: open_parquet(sidecar.path(name)), columns, *room)
+            self.blocks = Blocks(lambda name: open_parquet(sidecar.path(name)), columns, *room)
 
     def gather(
         self, names: Sequence[str], codes: IntArray, at: IntArray, wanted: NDArray[np.bool_] | None = None
     ) -> dict[str, Any]:
         """The rows asked for; null where not `wanted`."""
+        assert self.blocks is not None
         there = np.array([name not in self._missing for name in names], np.bool_)[codes]
         where = there if wanted is None else there & wanted
         if not where.any():
             return {column: _no_values(column, len(at)) for column in self._columns}
-        found = self._blocks.gather(names, codes[where], at[where])
+        found = self.blocks.gather(names, codes[where], at[where])
         return {column: _spread(values, where) for column, values in found.items()}
 
 
-def _no_values(column: str, count: int) -> ListColumn | pa.Array:
+def _no_values(column: str, count: int) -> Column:
     if column in LENGTHS:
-        return pa.nulls(count, pa.int32())
+        return np.full(count, None)
     dtype = {"logprobs": np.float32, "loss_mask": np.uint8}.get(column, np.int32)
     return ListColumn.nulls(count, dtype)
 
 
-def _spread(column: ListColumn | pa.Array, where: NDArray[np.bool_]) -> ListColumn | pa.Array:
+def _spread(column: Column, where: NDArray[np.bool_]) -> Column:
     if isinstance(column, ListColumn):
         return column.spread(where)
-    return column.take(pa.array(np.cumsum(where) - 1, mask=~where))
+    values = np.full(len(where), None)
+    values[where] = column
+    return values
 
 
-def _counts(column: pa.Array) -> IntArray:
-    counts: IntArray = pc.fill_null(column, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return counts
+def _counts(column: NDArray[Any]) -> IntArray:
+    return np.array([-1 if count is None else count for count in column.tolist()], np.int64)
 
 
 def _fit(column: ListColumn, lengths: IntArray, fill: float, *, where: str, names: list[str]) -> Ragged:

@@ -136,7 +136,7 @@ class ScoreFiles:
         former = Blocks(self._sidecar.parquet, SCORES, cache_bytes=0) if self._sidecar.exists(batch) else None
         for first in range(0, len(ids), ROW_GROUP_ROWS):
             rows = np.arange(first, min(first + ROW_GROUP_ROWS, len(ids)))
-            old = _nulls(len(rows)) if former is None else former.gather([batch], np.zeros_like(rows), rows)
+            old = _nulls(len(rows)) if former is None else _former(former, batch, rows)
             self._put_pieces(old, [name for name in names if _overlaps(name, rows)], rows)
             logprobs = old["logprobs"].rows.to_arrow(old["logprobs"].valid)
             columns = [ids[first : first + len(rows)], logprobs, old["logprob"], old["temperature"]]
@@ -156,6 +156,13 @@ class ScoreFiles:
         old["logprobs"] = old["logprobs"].replaced(lists, where)
         for name, values in (("logprob", new.logprob), ("temperature", new.temperature)):
             old[name] = pc.replace_with_mask(old[name], pa.array(where), pa.array(values))
+
+
+def _former(blocks: Blocks, batch: str, rows: IntArray) -> dict[str, Any]:
+    found = blocks.gather([batch], np.zeros_like(rows), rows)
+    for name in ("logprob", "temperature"):
+        found[name] = pa.array(found[name].tolist(), LOGPROBS.field(name).type)
+    return found
 
 
 def _nulls(count: int) -> dict[str, Any]:

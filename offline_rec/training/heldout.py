@@ -86,6 +86,7 @@ class HeldOut:
                 read = self.store.take(indexed.file, indexed.file_row), indexed
                 if len(parts) == 1:
                     self._kept.append(read)
+                    self.store.close()
                 yield read
 
 

@@ -230,3 +230,14 @@ def test_only_so_many_row_groups_are_kept_and_rows_of_many_hold_none_of_them(ds:
     assert not np.shares_memory(
         parts["prompt_ids"].rows.values, few._blocks["a", 0]["prompt_ids"].rows.values
     )
+
+
+def test_a_closed_store_holds_nothing_and_reads_anew(ds: Any) -> None:
+    store = RowStore(ds)
+    every = ["a", "b"], np.array([3, 5])
+    before = store.take(*every)
+    store.close()
+    assert (dict(store._rollouts._blocks), dict(store._rollouts._files), store._rollouts._held) == ({}, {}, 0)
+    again = store.take(*every)
+    assert again.response_id == before.response_id == ["r3", "r15"]
+    assert again.prompt_ids.values.tolist() == before.prompt_ids.values.tolist() == [3, 4, 15, 16]
