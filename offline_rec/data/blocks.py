@@ -145,8 +145,8 @@ class Blocks:
         block = self._block(*key)
         if not copied:
             return block, index
-        own = {column: _gathered([(held, index)], None) for column, held in block.items()}
-        return {column: _own(held) for column, held in own.items()}, np.arange(len(index))
+        own = {column: _own(_gathered([(held, index)], None), held) for column, held in block.items()}
+        return own, np.arange(len(index))
 
     def _block(self, name: str, group: int) -> dict[str, Column]:
         if (name, group) in self._blocks:
@@ -196,12 +196,11 @@ def _decode(column: pa.Array) -> Column:
     return ListColumn(Ragged.from_arrow(column), column.is_valid().to_numpy(zero_copy_only=False))
 
 
-def _own(column: Column) -> Column:
-    """The same values in memory of their own."""
-    if not isinstance(column, ListColumn) or column.rows.values.base is None:
-        return column  # `take` has copied
-    rows = column.rows
-    return ListColumn(Ragged(rows.values.copy(), rows.offsets), column.valid)
+def _own(taken: Column, held: Column) -> Column:
+    """Rows taken of a column, in memory of their own."""
+    if not isinstance(taken, ListColumn) or not np.may_share_memory(taken.rows.values, held.rows.values):
+        return taken
+    return ListColumn(Ragged(taken.rows.values.copy(), taken.rows.offsets), taken.valid)
 
 
 def _gathered(parts: list[tuple[Column, IntArray]], back: IntArray | None) -> Column:

@@ -74,7 +74,7 @@ class Ragged:
         lengths = ends - starts
         offsets = offsets_of(lengths)
         if _are_long(offsets):
-            return Ragged(np.concatenate(self._cut(starts, ends)), offsets)
+            return Ragged(_joined(self._cut(starts, ends), self.values.dtype), offsets)
         source = np.repeat(starts - offsets[:-1], lengths)
         source += np.arange(offsets[-1])
         return Ragged(self.values[source], offsets)
@@ -83,16 +83,24 @@ class Ragged:
         """A [rows, width] array, filled on the right; `width` is at least the longest row."""
         padded = np.full((len(self), width), fill, self.values.dtype)
         if _are_long(self.offsets):
-            for row, values in zip(padded, self._cut(self.offsets[:-1], self.offsets[1:]), strict=True):
-                row[: len(values)] = values
+            starts, ends = self.offsets[:-1].tolist(), self.offsets[1:].tolist()
+            for row, start, end in zip(padded, starts, ends, strict=True):
+                row[: end - start] = self.values[start:end]
             return padded
         padded[np.arange(width) < self.lengths[:, None]] = self.values
         return padded
 
-    def _cut(self, starts: IntArray, ends: IntArray) -> list[NDArray[Any]]:
-        """Views of the values from each start to its end."""
-        values = self.values
-        return [values[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    def _cut(self, starts: IntArray, ends: IntArray) -> list[memoryview | bytes]:
+        """The values from each start to its end, as bytes: half the cost of as many views of an array."""
+        if not self.values.size:
+            return [b""] * len(starts)
+        held, size = self.values.data.cast("B"), self.values.itemsize
+        bounds = zip((starts * size).tolist(), (ends * size).tolist(), strict=True)
+        return [held[start:end] for start, end in bounds]
+
+
+def _joined(rows: list[memoryview | bytes], dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(bytearray().join(rows), dtype)
 
 
 def _are_long(offsets: IntArray) -> bool:
@@ -132,4 +140,4 @@ def gather(parts: Sequence[tuple[Ragged, IntArray]], order: IntArray | None) -> 
     rows = [row for (array, _), cut in zip(parts, bounds, strict=True) for row in array._cut(*cut)]
     if order is not None:
         rows, lengths = [rows[i] for i in order.tolist()], lengths[order]
-    return Ragged(np.concatenate(rows), offsets_of(lengths))
+    return Ragged(_joined(rows, parts[0][0].values.dtype), offsets_of(lengths))
