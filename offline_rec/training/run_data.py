@@ -17,14 +17,7 @@ from data_tools.shaping.statement import keeps_groups_whole, stages, with_stages
 from offline_rec.cards.provenance import provenance
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT, Admission
-from offline_rec.data.index import (
-    HOME,
-    ROWS_FILE,
-    IndexCounts,
-    UnusableNumber,
-    build_index,
-    home_of,
-)
+from offline_rec.data.index import HOME, ROWS_FILE, IndexCounts, UnusableNumber, build_index, home_of
 from offline_rec.data.rows import RowStore
 from offline_rec.data.snapshot import Snapshot, SourceFile, source_files, source_names
 from offline_rec.data.tokens import TokenPlan
