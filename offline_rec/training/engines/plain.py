@@ -54,7 +54,7 @@ class TorchEngine:
         self._settings = OptimizerSettings()
         self._params: dict[str, nn.Parameter] = {}
         self._large = False
-        self._tables: list[nn.Parameter] = []
+        self._tables: list[Tensor] = []
         self._masters: dict[str, nn.Parameter] = {}
 
     def prepare(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
@@ -153,7 +153,7 @@ class TorchEngine:
                 parameter.copy_(self._masters[name])
 
 
-def _sparse_tables(model: nn.Module) -> list[nn.Parameter]:
+def _sparse_tables(model: nn.Module) -> list[Tensor]:
     """Weights of embeddings on a CPU that are trained in float32, whose gradients are made sparse from here.
 
     Else every pass through the model makes one as large as the table, and several exist at once.
@@ -166,7 +166,7 @@ def _sparse_tables(model: nn.Module) -> list[nn.Parameter]:
     return tables
 
 
-def _is_sparse_table(weight: nn.Parameter) -> bool:
+def _is_sparse_table(weight: Tensor) -> bool:
     return weight.requires_grad and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
