@@ -69,13 +69,6 @@ def fit_step_gpu(found: Found) -> Iterator[Row]:
                 yield f"{name}: peak memory of side {side}, MiB", f"{one['peak_mib']:,.0f}"
 
 
-def anchor(found: Found) -> Iterator[Row]:
-    for name, run in found["runs"].items():
-        ratio = run["kept_of_anew_cpu_seconds"]
-        spread = f"{ratio['median']} ({ratio['least']} to {ratio['most']})"
-        yield f"{name}: CPU time of an update, of one with a reference forward", spread
-
-
 def loss(found: Found) -> Iterator[Row]:
     for size in found["sizes"]:
         shape = f"{size['tokens']:,} tokens, width {size['hidden']}, vocabulary {size['vocabulary']:,}"
@@ -109,7 +102,6 @@ PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "collect": collect,
     "fit_step": fit_step,
     "fit_step_gpu": fit_step_gpu,
-    "anchor": anchor,
     "loss": loss,
     "ope": ope,
     "math_reward": math_reward,
