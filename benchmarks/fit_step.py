@@ -41,7 +41,8 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from offline_rec.data.index import IndexedRows
+from offline_rec.config import FitConfig
+from offline_rec.data.index import IndexCounts, IndexedRows
 from offline_rec.data.packing import micro_batches
 from offline_rec.data.passes import fill_of, plan_rows
 from offline_rec.data.ragged import Ragged
@@ -49,14 +50,15 @@ from offline_rec.data.rows import Rows
 from offline_rec.models.policy import Policy
 from offline_rec.models.quiet import quiet
 from offline_rec.objectives.objective import objective
+from offline_rec.training.budget import settled
 from offline_rec.training.engine import OptimizerSettings
 from offline_rec.training.engines.plain import TorchEngine
 from offline_rec.training.step import StepRows, update
 
 SIBLINGS = 8
 LEARNING_RATE = 1e-6
-BUDGET = 16_384
-"""Tokens of a micro-batch of `rec`, its default; --budget takes another."""
+BUDGET: int | None = None
+"""Tokens of a micro-batch of `rec`; None is what a fit on a CPU settles on, --budget takes another."""
 DEVICE, DTYPE = "cpu", torch.float32
 SIDES = ("rec", "plain", "trl")
 KERNELS = {"rec+flex": ["flex"], "rec+triton": ["triton"], "rec+flex+triton": ["flex", "triton"]}
@@ -157,8 +159,25 @@ def on_device(array: Any) -> torch.Tensor:
     return torch.from_numpy(array).to(DEVICE)
 
 
+def token_budget(model: Any, rows: Rows, groups: int) -> int:
+    """What a fit of this model on these rows settles on."""
+    lengths = rows.lengths
+    data = IndexCounts(
+        rows=len(rows),
+        groups=groups,
+        tokens=int(lengths.sum()),
+        response_tokens=int(rows.response_ids.lengths.sum()),
+        longest=int(lengths.max()),
+        largest_group=int(lengths.reshape(groups, -1).sum(1).max()),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        config = FitConfig(dataset="", model=folder, out="", tokens_per_micro_batch=BUDGET)
+        return settled(config, torch.device(DEVICE), data).token_budget
+
+
 class RecSide:
-    """The update of `rec fit`, its micro-batches cut at the default budget."""
+    """The update of `rec fit`."""
 
     def __init__(self, shape: Shape, groups: int, _: int, kernels: Sequence[str] = ()) -> None:
         rows, indexed = make_step(shape, groups)
@@ -166,9 +185,15 @@ class RecSide:
         self.engine = TorchEngine(DEVICE)
         self.policy.module = self.engine.prepare(self.policy.module, OptimizerSettings())
         self.objective = objective("rec-oneside-nois")
-        batches = micro_batches(rows, BUDGET, self.policy.sharing)
+        budget = token_budget(self.policy.model, rows, groups)
+        batches = micro_batches(rows, budget, self.policy.sharing)
         passes = [one for batch in batches for one in plan_rows(rows.select(batch), self.policy.sharing)]
-        self.facts = {"micro_batches": len(batches), "passes": len(passes), "fill": round(fill_of(passes), 4)}
+        self.facts = {
+            "budget": budget,
+            "micro_batches": len(batches),
+            "passes": len(passes),
+            "fill": round(fill_of(passes), 4),
+        }
         if kernels:
             self.facts["packs"] = self.policy.sharing.packs
         with torch.no_grad():
@@ -338,7 +363,8 @@ MAKERS |= {side: partial(RecSide, kernels=kernels) for side, kernels in KERNELS.
 
 def peak_mib(side: str, name: str, groups: int, batch_rows: int) -> float:
     """The most memory that a process of its own holds in two updates of one side."""
-    sizes = {"--groups": groups, "--batch-rows": batch_rows, "--budget": BUDGET}
+    sizes = {"--groups": groups, "--batch-rows": batch_rows}
+    sizes |= {} if BUDGET is None else {"--budget": BUDGET}
     options = [*(str(part) for pair in sizes.items() for part in pair), "--one", side, name]
     options += ["--gpu"] if DEVICE == "cuda" else []
     done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
@@ -413,7 +439,7 @@ def facts() -> dict[str, Any]:
 @click.option("--groups", default=4, show_default=True, help="Groups of eight in an update.")
 @click.option("--gpu", is_flag=True, help="A larger model on a GPU, with and without kernels.")
 @click.option("--batch-rows", default=SIBLINGS, show_default=True, help="Rows of a micro-batch, but for rec.")
-@click.option("--budget", default=BUDGET, show_default=True, help="Tokens of a micro-batch of rec.")
+@click.option("--budget", type=int, help="Tokens of a micro-batch of rec; default: as a fit has it.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory too.")
 @click.option("--output", type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--one", nargs=2, hidden=True)
@@ -424,7 +450,7 @@ def main(
     groups: int,
     gpu: bool,
     batch_rows: int,
-    budget: int,
+    budget: int | None,
     memory: bool,
     output: str | None,
     one: tuple[str, str] | None,

@@ -15,6 +15,9 @@ from data_tools.errors import ConfigError
 CONFIG_FILE = "config.yaml"
 """The file of a run directory that holds its configuration, resolved."""
 
+MOST_TOKENS = 16_384
+"""Tokens of a micro-batch where neither a configuration nor memory says less."""
+
 Scalar = bool | int | float | str
 """The value of a parameter of an objective or of a shaping preset."""
 
@@ -120,10 +123,11 @@ class FitConfig(BaseModel):
     steps: int | None = Field(None, ge=1, description="Number of updates; excludes epochs.")
     epochs: float | None = Field(None, gt=0, description="Passes over the groups; 1 when steps is null too.")
     groups_per_step: int = Field(32, ge=1, description="Groups of responses in one update.")
-    tokens_per_micro_batch: int = Field(
-        16_384,
+    tokens_per_micro_batch: int | None = Field(
+        None,
         ge=1,
-        description="Tokens of a micro-batch, a shared prompt once: memory and speed, not the result.",
+        description="Tokens of a micro-batch, a shared prompt once: memory and speed, not the result; "
+        "null = 16384, on a CPU fewer where their activations would take more than all the rest.",
     )
     lr: float = Field(1e-6, ge=0, description="Peak learning rate of AdamW.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -196,6 +200,11 @@ class FitConfig(BaseModel):
     on_new_data: Literal["refuse", "ignore"] = Field(
         "refuse", description="A resume on a dataset that has grown: refuse, or use the rows of the start."
     )
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch; the most there may be where that is not settled yet."""
+        return self.tokens_per_micro_batch or MOST_TOKENS
 
     @model_validator(mode="before")
     @classmethod

@@ -77,6 +77,7 @@ class IndexCounts:
     rows: int = 0
     groups: int = 0
     tokens: int = 0
+    response_tokens: int = 0
     signal: int = 0
     visited: int = 0
     longest: int = 0
@@ -185,6 +186,7 @@ class _IndexWriter:
         self.counts.signal += int(np.count_nonzero(floats(rows, "advantage")))
         self.counts.visited += int(np.count_nonzero(floats(rows, "priority")))
         self.counts.tokens += int((prompt + response).sum())
+        self.counts.response_tokens += int(response.sum())
         self.counts.longest = max(self.counts.longest, int((prompt + response).max()))
 
     def _note_content(self, rows: pa.RecordBatch) -> None:

@@ -67,6 +67,10 @@ class TokenModel(nn.Module):
         """
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.
         self.model.train(self.checkpointing and torch.is_grad_enabled())
+        return self._logprobs(self._predicting(layout)[layout.order], layout, weigh)
+
+    def _predicting(self, layout: Layout) -> Tensor:
+        """The states that predict response tokens, sheet after sheet; keys and values are gone by then."""
         states: list[Tensor] = []
         pasts: dict[int, Any] = {}
         for number, sheet in enumerate(layout.sheets):
@@ -76,7 +80,7 @@ class TokenModel(nn.Module):
             elif sheet.parent is not None and sheet.follows is not None:
                 past = carried(pasts[sheet.parent], sheet.follows)
             states.append(self._states(sheet, past)[sheet.predicts])
-        return self._logprobs(torch.cat(states)[layout.order], layout, weigh)
+        return torch.cat(states)
 
     def _states(self, sheet: Sheet, past: Any) -> Tensor:
         """Hidden states of all tokens of a sheet, or logits where these are not head times states."""

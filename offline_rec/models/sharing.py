@@ -55,7 +55,7 @@ def new_past() -> Any:
 def carried(past: Any, follows: Tensor) -> Any:
     """The keys and values of prompts as the past of responses: row i is after prompt `follows[i]`."""
     cache, layer = _cache_types()
-    return cache(layers=[layer(_rows(one.keys, follows), _rows(one.values, follows)) for one in past.layers])
+    return cache(layers=[layer(one.keys, one.values, follows) for one in past.layers])
 
 
 @functools.cache
@@ -63,15 +63,20 @@ def _cache_types() -> tuple[Any, Any]:
     from transformers.cache_utils import Cache, DynamicLayer
 
     class Carried(DynamicLayer):  # type: ignore[misc]
-        """Keys and values that gradients pass through; what comes after them is not kept."""
+        """Keys and values that gradients pass through; what comes after them is not kept.
 
-        def __init__(self, keys: Tensor, values: Tensor) -> None:
+        The past of each row is copied when its layer asks: one layer's copies exist at a time.
+        """
+
+        def __init__(self, keys: Tensor, values: Tensor, follows: Tensor) -> None:
             super().__init__()
             self.keys, self.values, self.is_initialized = keys, values, True
+            self.follows = follows
 
         def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             """Past and present together."""
-            return torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+            pasts = _rows(self.keys, self.follows), _rows(self.values, self.follows)
+            return torch.cat([pasts[0], keys], -2), torch.cat([pasts[1], values], -2)
 
     return Cache, Carried
 

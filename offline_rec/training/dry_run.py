@@ -14,6 +14,7 @@ from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT
 from offline_rec.models.footprint import context_of
 from offline_rec.models.loading import choose_device, load_tokenizer
+from offline_rec.training.budget import settled
 from offline_rec.training.memory import (
     Estimate,
     check_memory,
@@ -47,6 +48,7 @@ class DryRun:
     steps: int
     groups_per_step: int
     epochs: float
+    tokens_per_micro_batch: int
     scores: list[str]
     device: str
     memory: Estimate | None
@@ -63,6 +65,7 @@ class DryRun:
             f"measure on: {self.heldout_groups} held-out groups",
             f"updates: {self.steps} of {self.groups_per_step} groups, {self.epochs:.3g} passes, about "
             f"{round(self.tokens * self.epochs)} tokens",
+            f"micro-batches: up to {self.tokens_per_micro_batch} tokens",
             *(f"first: log-probs of all rows under {model}" for model in self.scores),
             *(f"note: {text}" for text in self.notes),
             "",
@@ -101,6 +104,7 @@ def dry_run(config: FitConfig, *, progress: Callable[[dict[str, Any]], None] | N
         with steady_connection(ds, datetime.now(UTC)) as (con, files):
             notes = [*tokens.notes, *remarks(con, plan, config)]
             train, heldout = index_rows(run, con, files, tokens)
+    config = settled(config, device, train)
     size = {"groups": train.groups, "longest": train.longest, "largest_group": train.largest_group}
     batch = micro_batch_tokens(config, **size)
     needs = estimate(config, device, tokens=batch, longest=train.longest)
@@ -115,6 +119,7 @@ def dry_run(config: FitConfig, *, progress: Callable[[dict[str, Any]], None] | N
         steps=steps,
         groups_per_step=groups_per_step,
         epochs=visits / train.groups,
+        tokens_per_micro_batch=config.token_budget,
         scores=_scores(config, plan),
         device=str(device),
         memory=needs,

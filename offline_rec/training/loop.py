@@ -171,7 +171,7 @@ class Loop:
         }
 
     def _measure(self, heldout: HeldOut) -> dict[str, float]:
-        budget = self.run.config.tokens_per_micro_batch
+        budget = self.run.config.token_budget
         return heldout.measure(self.run.engine, self.run.policy, token_budget=budget)
 
     def _drifted(self, record: Record) -> str | None:

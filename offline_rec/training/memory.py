@@ -29,6 +29,7 @@ from offline_rec.models.adapters import LoraSettings
 from offline_rec.models.footprint import Footprint, footprint
 from offline_rec.models.loading import choose_dtype
 from offline_rec.models.logprobs import CHUNK_ELEMENTS
+from offline_rec.training.run_folder import as_begun
 
 GIB = 1 << 30
 UNKNOWN_LIMIT = 1 << 60
@@ -134,7 +135,7 @@ def _logits(found: Footprint, device: torch.device, tokens: int) -> int:
 def micro_batch_tokens(config: FitConfig, *, groups: int, longest: int, largest_group: int) -> int:
     """Most tokens of a micro-batch: the budget, or all of a step; a row beyond the budget comes alone."""
     step = min(config.groups_per_step, groups) * largest_group
-    return max(longest, min(config.tokens_per_micro_batch, step))
+    return max(longest, min(config.token_budget, step))
 
 
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
@@ -236,11 +237,12 @@ def memory_named(config: FitConfig) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RecError) or not _is_out_of_memory(error):
             raise
-        half = f"--set tokens_per_micro_batch={max(config.tokens_per_micro_batch // 2, 1)}"
+        budget = as_begun(config).token_budget
+        half = f"--set tokens_per_micro_batch={max(budget // 2, 1)}"
         begun = (Path(config.out) / SNAPSHOT_FILE).exists()
         again = f"rec fit --out {config.out} --resume {half}" if begun else half
         raise NotEnoughMemory(
-            f"out of memory at tokens_per_micro_batch={config.tokens_per_micro_batch}: {_first_line(error)}",
+            f"out of memory at tokens_per_micro_batch={budget}: {_first_line(error)}",
             f"fewer change nothing in the result: {again}",
         ) from error
 

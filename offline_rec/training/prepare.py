@@ -21,6 +21,7 @@ from offline_rec.models.adapters import MERGE, LoraSettings, is_adapter
 from offline_rec.models.policy import Policy
 from offline_rec.objectives.objective import Objective
 from offline_rec.training import checkpoint
+from offline_rec.training.budget import settled
 from offline_rec.training.engine import Engine, OptimizerSettings
 from offline_rec.training.engines.choose import stage_of
 from offline_rec.training.heldout import HeldOut
@@ -29,7 +30,7 @@ from offline_rec.training.memory import check_memory, estimate, micro_batch_toke
 from offline_rec.training.plan import Plan, check_guards, check_logprobs, dataset_of
 from offline_rec.training.reader import StepSource
 from offline_rec.training.run_data import HOLDOUT, TRAIN, RunData, batch_name, is_rollouts, write_run_data
-from offline_rec.training.run_folder import check_folder, write_config
+from offline_rec.training.run_folder import as_begun, check_folder, write_config
 
 if TYPE_CHECKING:
     from data_tools.dataset import Dataset
@@ -49,6 +50,7 @@ def prepare(
     folder = Path(config.out)
     continued = _continued(config)
     lead(engine, partial(check_folder, config, resume=resume))
+    config = as_begun(config)
     ds = dataset_of(config)
     snapshot = Snapshot.read(folder) if resume else None
     found = None
@@ -58,15 +60,17 @@ def prepare(
         found = _checkpoint(folder, progress)
         if snapshot.check(ds, may_grow=config.on_new_data == "ignore"):
             progress(note("the dataset has grown; this run goes on with the rows that it began with"))
-    lead(engine, partial(_check_memory, config, engine))
+    fits = partial(_check_memory, engine=engine)
+    lead(engine, partial(fits, config))
     policy = _load(config, found or continued, engine)
-    fits = partial(_check_memory, config, engine)
     if snapshot is None:
         data = RunData(config, plan, ds, policy.tokenizer, policy.context, progress)
-        lead(engine, partial(write_run_data, data, policy, fits))
-        snapshot = _written(folder)
+        ranks, stage = engine.world_size, stage_of(config, engine.world_size)
+        settle = partial(settled, config, engine.device, ranks=ranks, zero_stage=stage)
+        lead(engine, partial(write_run_data, data, policy, settle, fits))
+        snapshot, config = _written(folder), as_begun(config)
     else:
-        lead(engine, partial(fits, snapshot))
+        lead(engine, partial(fits, config, snapshot))
         base_is_read = found is None or policy.adapter is not None
         if base_is_read and policy.fingerprint(merged=False) != snapshot.model:
             raise DataError(
@@ -156,7 +160,7 @@ def _load(config: FitConfig, found: Path | None, engine: Engine) -> Policy:
     return policy
 
 
-def _check_memory(config: FitConfig, engine: Engine, data: IndexCounts | Snapshot | None = None) -> None:
+def _check_memory(config: FitConfig, data: IndexCounts | Snapshot | None = None, *, engine: Engine) -> None:
     """Refuse a fit that takes more memory than is free; without `data`, before the weights are read."""
     if not config.memory_check:
         return
@@ -216,7 +220,7 @@ def _assemble(
         store=open_rows(reference_key=snapshot.reference_key, cache_blocks=config.shuffle_blocks + 1),
         groups_per_step=groups_per_step,
         n_groups=visits,
-        token_budget=config.tokens_per_micro_batch,
+        token_budget=config.token_budget,
         sharing=policy.sharing,
         rank=engine.rank,
         world_size=engine.world_size,

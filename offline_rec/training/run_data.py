@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from offline_rec.models.policy import Policy
 from offline_rec.models.score import score
 from offline_rec.models.sharing import beyond_window
 from offline_rec.training.plan import Plan, remarks
-from offline_rec.training.run_folder import begun
+from offline_rec.training.run_folder import begun, write_config
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,10 +57,15 @@ class RunData:
         )
 
 
-def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], None]) -> None:
+def write_run_data(
+    run: RunData,
+    policy: Policy,
+    settle: Callable[[IndexCounts], FitConfig],
+    fits: Callable[[FitConfig, IndexCounts], None],
+) -> None:
     """Write index and snapshot to the run directory; the snapshot last, as the sign that all is whole.
 
-    `fits` is called with what the index holds, and may refuse it.
+    `settle` gives the configuration once it is known what the index holds, which `fits` may refuse.
     """
     now = datetime.now(UTC)
     config, plan = run.config, run.plan
@@ -68,7 +73,10 @@ def write_run_data(run: RunData, policy: Policy, fits: Callable[[IndexCounts], N
     with begun(config), steady_connection(run.ds, now) as (con, files):
         notes = [*tokens.notes, *remarks(con, plan, config)]
         train, heldout = index_rows(run, con, files, tokens)
-        fits(train)
+        config = settle(train)
+        write_config(config)
+        fits(config, train)
+        run = replace(run, config=config)
         windowed = beyond_window(policy.sharing, train.longest)
         notes += [windowed] if windowed else []
         Snapshot(
@@ -250,7 +258,7 @@ def _scored(run: RunData, tokens: TokenPlan, policy: Policy, stage: str) -> str:
         policy,
         where=run.plan.row_filter,
         tokens=tokens,
-        token_budget=run.config.tokens_per_micro_batch,
+        token_budget=run.config.token_budget,
         progress=run.ticks(stage),
     )
     return report.key

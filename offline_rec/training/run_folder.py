@@ -43,6 +43,15 @@ def _check_resume(folder: Path, config: FitConfig) -> None:
         )
 
 
+def as_begun(config: FitConfig) -> FitConfig:
+    """The configuration with the size of micro-batches that the run directory has settled, if it has."""
+    file = Path(config.out) / CONFIG_FILE
+    if config.tokens_per_micro_batch is not None or not file.exists():
+        return config
+    kept = fit_config(file).tokens_per_micro_batch
+    return config.model_copy(update={"tokens_per_micro_batch": kept})
+
+
 def write_config(config: FitConfig) -> None:
     """Write the resolved configuration, the mark of a run directory, atomically."""
     folder = Path(config.out)
