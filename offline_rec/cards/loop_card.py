@@ -30,7 +30,7 @@ def is_loop(run: Path) -> bool:
 
 
 def fit_of_loop(run: Path, updates: int | None) -> Path:
-    """The fit that the model of a loop is from: the last that has lineage up to there."""
+    """The fit that the model of a loop is from: the last that made an update up to there."""
     fits = [path for path in (run / ROUNDS).glob("*") if (path / CONFIG_FILE).exists()]
     dated = [(first, path) for path in fits if (first := _first_step(path)) is not None]
     before = [pair for pair in dated if updates is None or pair[0] <= max(updates, 1)]
@@ -46,7 +46,8 @@ def loop_sections(run: Path) -> dict[str, str | None]:
     told["prompts"] = place(config.get("prompts")) or "those of the dataset"
     told["reward"] = reward_of(run)
     told["data, below"] = "that of the last round"
-    found = data_tools.open(run).sql(f"{VERSIONS} LIMIT {LISTED}").to_pylist()
+    lineage = any((run / "lineage").glob("*.parquet"))
+    found = data_tools.open(run).sql(f"{VERSIONS} LIMIT {LISTED}").to_pylist() if lineage else []
     named = [one for one in found if one["policy"] is not None]
     return {"Rounds": facts(told), "Versions that the updates saw": table(named) or None}
 
@@ -60,7 +61,8 @@ def reward_of(run: Path) -> str | None:
 
 def _first_step(fit: Path) -> int | None:
     with data_tools.open(fit).connect() as con:
-        first: int | None = con.sql("SELECT min(step) FROM lineage").fetchall()[0][0]
+        # Not lineage: a fit that a guard ended before its first checkpoint has none.
+        first: int | None = con.sql("SELECT min(step) FROM metrics").fetchall()[0][0]
     return first
 
 
