@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
 from transformers import Qwen2Config
 
 from cli.main import rec
@@ -13,10 +12,7 @@ from offline_rec.config import CONFIG_FILE, fit_config
 from offline_rec.data.index import IndexCounts
 from offline_rec.training import memory
 from offline_rec.training.budget import SMALL_BYTES, settled
-from offline_rec.training.engine import OptimizerSettings
-from offline_rec.training.engines.plain import TorchEngine, is_large
 from offline_rec.training.fit import fit
-from tests import tiny
 from tests.offline_rec.fitting import Killed, config, killer, world
 
 CPU = torch.device("cpu")
@@ -119,26 +115,3 @@ def test_a_dry_run_tells_the_size_of_micro_batches(folder):
     line = ["fit", folder / "ds", "--model", folder / "m", "--out", folder / "planned", "--device", "cpu"]
     told = CliRunner().invoke(rec, [*map(str, line), "--dry-run"]).stdout
     assert "micro-batches: up to 16384 tokens" in told
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_gradients_of_embeddings_add_up_as_dense_ones_do(tied):
-    found = []
-    for engine in (None, TorchEngine("cpu")):
-        torch.manual_seed(0)
-        model = tiny.model(99, tied=tied)
-        if engine is not None:
-            engine.prepare(model, OptimizerSettings())
-        for ids in (torch.tensor([[1, 2, 3, 2]]), torch.tensor([[7, 2, 2]])):
-            loss = model(ids, labels=ids).loss + model(ids.flip(1), labels=ids).loss
-            loss.backward() if engine is None else engine.backward(loss)
-        found.append(model.get_input_embeddings().weight.grad)
-    assert not found[1].is_sparse
-    torch.testing.assert_close(found[0], found[1])
-    assert int((found[1].abs().sum(1) > 0).sum()) == (99 if tied else 4)
-
-
-def test_large_models_on_a_cpu_give_memory_back():
-    assert not is_large(tiny.model(99))
-    assert is_large(nn.Linear(4096, 4096))
-    assert not is_large(nn.Linear(4096, 4096, device="meta"))

@@ -1,7 +1,5 @@
 """Plain torch in one process."""
 
-import ctypes
-import functools
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -17,8 +15,6 @@ from offline_rec.training.engine import OptimizerSettings
 from offline_rec.training.engines.state import Piece, SavedState, write_state
 
 ADAM_EPS = 1e-8
-LARGE_BYTES = 64 << 20
-"""Below so many bytes of weights a process holds little that it could give back."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -53,33 +49,24 @@ class TorchEngine:
         self.device = choose_device(str(device))
         self._settings = OptimizerSettings()
         self._params: dict[str, nn.Parameter] = {}
-        self._large = False
-        self._tables: list[Tensor] = []
         self._masters: dict[str, nn.Parameter] = {}
 
     def prepare(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         """Make the optimizer."""
         self._settings = settings
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._large = is_large(model)
         self._masters = {name: _master(p) for name, p in self._params.items()}
         for name, parameter in self._params.items():
             if self._masters[name] is not parameter:
                 hook = _sum_into(self._masters[name])
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self._tables = _sparse_tables(model)
         # Fused is five times as fast on a CPU, and needs no second copy of a gradient.
         self._optimizer = adamw(self._masters.values(), settings, fused=True)
         return model
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar."""
-        for table in self._tables:
-            if table.grad is None:
-                table.grad = torch.zeros_like(table)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._large:
-            give_back()
 
     def step(self, lr: float) -> float:
         """Clip, update and clear the gradient; no update where the norm is not finite."""
@@ -151,48 +138,6 @@ class TorchEngine:
         for name, parameter in self._params.items():
             if self._masters[name] is not parameter:
                 parameter.copy_(self._masters[name])
-
-
-def _sparse_tables(model: nn.Module) -> list[Tensor]:
-    """Weights of embeddings on a CPU that are trained in float32, whose gradients are made sparse from here.
-
-    Else every pass through the model makes one as large as the table, and several exist at once.
-    """
-    tables = []
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) and _is_sparse_table(module.weight):
-            module.sparse = True
-            tables.append(module.weight)
-    return tables
-
-
-def _is_sparse_table(weight: Tensor) -> bool:
-    return weight.requires_grad and weight.device.type == "cpu" and weight.dtype == torch.float32
-
-
-def is_large(model: nn.Module) -> bool:
-    """Whether freed activations of a model are worth giving back: its weights lie on a CPU, and are many."""
-    parameters = list(model.parameters())
-    on_cpu = all(p.device.type == "cpu" for p in parameters)
-    return on_cpu and sum(p.numel() * p.element_size() for p in parameters) >= LARGE_BYTES
-
-
-def give_back() -> None:
-    """Return freed memory to the system, where the C library can.
-
-    glibc keeps it, in pieces between gradients that stay; the next activations are laid out beside them.
-    """
-    trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(None)
-    except (OSError, TypeError):
-        return None
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from data_tools.errors import ConfigError, MissingExtra
 from offline_rec.models.quiet import quiet
 from offline_rec.training.engine import OptimizerSettings
-from offline_rec.training.engines.plain import adamw, give_back, is_large
+from offline_rec.training.engines.plain import adamw
 from offline_rec.training.engines.ranks import Ranks
 from offline_rec.training.engines.state import Piece, SavedState, write_state
 
@@ -49,13 +49,11 @@ class ZeroEngine(Ranks):
         self.offload = offload
         self._params: dict[str, nn.Parameter] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._large = False
 
     def prepare(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
         """Shard the model and its optimizer; every rank needs the whole of it until then."""
         self.share(model)
         self._model = model
-        self._large = is_large(model)
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._dtype = next(iter(self._params.values())).dtype
@@ -109,8 +107,6 @@ class ZeroEngine(Ranks):
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar; DeepSpeed takes the mean over ranks, hence the factor."""
         self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-        if self._large:
-            give_back()
 
     def step(self, lr: float) -> float:
         """Clip, update and clear the gradient; where it is not finite, its norm is told as infinite."""
