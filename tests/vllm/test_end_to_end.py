@@ -118,13 +118,21 @@ def assert_fit_helps(ds: Path, base: Path, exam: Path, params: SamplingParams) -
     assert difference["low"] > 0.05
 
 
-@pytest.mark.parametrize("params", [HOT, CUT], ids=["plain", "cut"])
-def test_samples_of_vllm_in_this_process_make_a_better_policy(
-    base: Path, files: tuple[Path, Path], tmp_path: Path, params: SamplingParams
+@pytest.mark.parametrize(
+    ("by_server", "params"), [(False, HOT), (False, CUT), (True, HOT)], ids=["plain", "cut", "server"]
+)
+def test_samples_of_vllm_make_a_better_policy(
+    base: Path,
+    files: tuple[Path, Path],
+    tmp_path: Path,
+    vllm_python: str,
+    by_server: bool,
+    params: SamplingParams,
 ) -> None:
     log, exam = files
     asked = ["--prompts", log, "--reward", "exact", "-n", N, *drawing(params)]
-    engine = ["--engine", "vllm", "--dtype", "float32", "--vllm-args", " ".join(ARGUMENTS)]
+    engine = ["--launch-vllm", "--vllm-python", vllm_python] if by_server else ["--engine", "vllm"]
+    engine += ["--dtype", "float32", "--vllm-args", " ".join(ARGUMENTS)]
     run("refresh", tmp_path / "ds", "--model", base, *asked, *engine)
     assert_log_is_of(tmp_path / "ds", base, params)
     assert_fit_helps(tmp_path / "ds", base, exam, params)
