@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
@@ -112,6 +112,12 @@ class Findings:
         """Note everything of a tally; `values` fill in the fixes."""
         for rule, count in tally.counts.items():
             self.add(rule, count, tally.rows[rule], of=of, detail=tally.details[rule], **values)
+
+    def detail(self, code: str, detail: str, *, severity: Severity) -> None:
+        """Say more of what a rule found, now that it was measured, and how grave that makes it."""
+        self.found = [
+            replace(one, detail=detail, severity=severity) if one.code == code else one for one in self.found
+        ]
 
     def sorted(self) -> list[Finding]:
         """The gravest first; equally grave ones as they were found."""

@@ -1,10 +1,10 @@
 """Logged log-probs against the model's: their differences by quantile, for each way of sampling.
 
-Rows are grouped by policy, version, kind and temperature; of each group all sampled rows are computed once,
-and a few of them at other temperatures.
+Rows are grouped by policy, version, kind, temperature, top-p and top-k; of each group all sampled rows are
+computed once, as they say they were sampled, and a few of them at other temperatures.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.checking import Findings, Sample, Tally
-from offline_rec.checking.rules import OTHER_POLICY, SAMPLER_DISAGREES, TEMPERATURE
+from data_tools.checking import Findings, Rule, Sample, Tally
+from offline_rec.checking.cut import cut_logprobs
+from offline_rec.checking.rules import CUT_DIFFERS, OTHER_POLICY, RAW, SAMPLER_DISAGREES, TEMPERATURE
 from offline_rec.checking.temperature import Explanation, Setting, explain
 from offline_rec.data.ragged import IntArray, Ragged, offsets_of
 from offline_rec.data.rows import Rows, RowStore
 from offline_rec.models.policy import Policy
 from offline_rec.models.score import row_logprobs
+from offline_rec.sampling.sampler import SamplingParams
 
 SETTINGS = 8
 """Ways of sampling that are compared, those with the most sampled rows."""
@@ -29,7 +31,16 @@ EXPLAINED_TOKENS = 2048
 ROWS_AT_ONCE = 64
 CACHE_BYTES = 64 << 20
 QUANTILES = {"p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
-_FACTS = ("policy", "policy_version", "logprob_kind", "temperature")
+_FACTS = ("policy", "policy_version", "logprob_kind", "temperature", "top_p", "top_k")
+
+OUTSIDE = 0.02
+"""Share of tokens that the logged top-p or top-k leave out, up to which rounding explains them."""
+
+BESIDE_CLIP = float(np.log(1.2))
+"""Nats a token by which ratios may be too small and still be within the usual clip of 0.2."""
+
+LEAST_TOP_P = 1e-6
+CUT_RULE = "cut_sampling"
 
 Floats = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -40,6 +51,7 @@ class _Compared:
     """Rows of one setting: differences of all tokens, and some rows with their token counts for more."""
 
     differences: list[Floats] = field(default_factory=list)
+    outside: int = 0
     names: list[str] = field(default_factory=list)
     kept: list[Rows] = field(default_factory=list)
     tokens: int = 0
@@ -71,24 +83,50 @@ def compare_logprobs(
     store = RowStore(sample.dataset, cache_bytes=CACHE_BYTES)
     total, done = sum(len(places[setting]) for setting in largest), 0
     records = []
+    losses: dict[Setting, float] = {}
     tallies: dict[str, Tally] = {}
     for setting in largest:
-        compared = _compare(sample, places[setting], store, policy)
+        compared = _compare(sample, setting, places[setting], store, policy)
         done += len(places[setting])
         if progress is not None:
             progress(done, total)
         if not compared.names:
             continue
-        found = explain(setting, partial(_gap, policy, compared.kept))
+        gap = partial(_gap, policy, compared.kept, setting)
+        found = explain(setting, gap)
         records.append(_record(setting, compared, found))
-        rule = SAMPLER_DISAGREES if found.rule is OTHER_POLICY and setting.policy in samplers else found.rule
-        if rule is not None:
+        rule = _rule(setting, compared, found, samplers)
+        if rule is None and setting.own_cut:
+            losses[setting] = gap(setting.own, False)
+        elif rule is not None:
             shown = f"{found.temperature or setting.own:.2f}" if rule is TEMPERATURE else ""
             tally = tallies.setdefault(shown, Tally())
             tally.add(rule, sorted(compared.names), found.detail(setting))
     for shown, tally in tallies.items():
         findings.take(tally, of=len(sample), temperature=shown)
+    _settle_cut(places, losses, findings)
     return records
+
+
+def _rule(setting: Setting, compared: _Compared, found: Explanation, samplers: set[str]) -> Rule | None:
+    """What is wrong with a setting, the gravest."""
+    if found.rule is OTHER_POLICY and setting.policy in samplers:
+        return SAMPLER_DISAGREES
+    outside = compared.outside > OUTSIDE * sum(map(len, compared.differences))
+    # Log-probs from before a cut are of tokens within it.
+    return CUT_DIFFERS if outside and found.rule in (None, RAW) else found.rule
+
+
+def _settle_cut(
+    places: Mapping[Setting, object], losses: Mapping[Setting, float], findings: Findings
+) -> None:
+    """Whether ratios that leave top-p and top-k out are off by much is known now, if all rows agree."""
+    cut = {setting for setting in places if setting.cut}
+    if not cut or losses.keys() != cut:
+        return
+    most = max(losses.values())
+    detail = f"with it they agree with the model; ratios without it are too small by {most:.3f} nats a token"
+    findings.detail(CUT_RULE, detail, severity="info" if most <= BESIDE_CLIP else "warning")
 
 
 def _places(sample: Sample) -> dict[Setting, list[int]]:
@@ -97,19 +135,22 @@ def _places(sample: Sample) -> dict[Setting, list[int]]:
     number = 0
     for table in sample.chunks(_FACTS, size=4096):
         for values in zip(*(table.column(name).to_pylist() for name in _FACTS), strict=True):
-            temperature = None if values[3] is None else round(values[3], 6)
+            temperature, top_p = (None if value is None else round(value, 6) for value in values[3:5])
             if temperature != 0:
-                setting = Setting(values[0], values[1], values[2], temperature)
+                setting = Setting(values[0], values[1], values[2], temperature, top_p, values[5])
                 places.setdefault(setting, []).append(number)
             number += 1
     return places
 
 
-def _compare(sample: Sample, places: list[int], store: RowStore, policy: Policy) -> _Compared:
+def _compare(
+    sample: Sample, setting: Setting, places: list[int], store: RowStore, policy: Policy
+) -> _Compared:
     compared = _Compared()
     for rows in _usable(sample, places, store, policy):
-        differences = _differences(policy, rows)
+        differences, outside = _differences(policy, rows, setting if setting.own_cut else None)
         compared.differences.append(differences)
+        compared.outside += outside
         compared.names += rows.response_id
         compared.keep(rows)
     return compared
@@ -134,15 +175,21 @@ def _known(rows: Rows) -> NDArray[np.bool_]:
     return known
 
 
-def _differences(policy: Policy, rows: Rows) -> Floats:
-    """Recomputed minus logged log-prob of every known token."""
-    differences: Floats = (row_logprobs(policy, rows).values - rows.behavior.values)[_known(rows)]
-    return differences
+def _differences(policy: Policy, rows: Rows, cut: Setting | None) -> tuple[Floats, int]:
+    """Recomputed minus logged log-prob of every known token, and how many of these are outside of a cut."""
+    known = _known(rows)
+    if cut is None:
+        return (row_logprobs(policy, rows).values - rows.behavior.values)[known], 0
+    top_p = 1.0 if cut.top_p is None else min(max(cut.top_p, LEAST_TOP_P), 1.0)
+    params = SamplingParams(float(rows.temperature[0]), top_p, max(cut.top_k or 0, 0))
+    computed, outside = cut_logprobs(policy, rows, params)
+    return (computed.values - rows.behavior.values)[known], int(outside.values[known].sum())
 
 
-def _gap(policy: Policy, kept: list[Rows], temperature: float) -> float:
-    """Mean absolute difference over some rows at a temperature."""
-    parts = [_differences(policy, _at(rows, temperature)) for rows in kept]
+def _gap(policy: Policy, kept: list[Rows], setting: Setting, temperature: float, cut: bool) -> float:
+    """Mean absolute difference over some rows at a temperature, with the cut of their setting or without."""
+    way = setting if cut else None
+    parts = [_differences(policy, _at(rows, temperature), way)[0] for rows in kept]
     return float(np.abs(np.concatenate(parts)).mean())
 
 
@@ -151,7 +198,8 @@ def _record(setting: Setting, compared: _Compared, found: Explanation) -> dict[s
     quantiles = np.quantile(differences, list(QUANTILES.values())).tolist()
     return {
         **{"policy": setting.policy, "version": setting.version, "kind": setting.kind},
-        **{"temperature": setting.temperature, "rows": len(compared.names), "tokens": len(differences)},
+        **{"temperature": setting.temperature, "top_p": setting.top_p, "top_k": setting.top_k},
+        **{"rows": len(compared.names), "tokens": len(differences), "outside_cut": compared.outside},
         **dict(zip(QUANTILES, quantiles, strict=True)),
         "mean_difference": float(np.abs(differences).mean()),
         "implied_temperature": found.temperature,

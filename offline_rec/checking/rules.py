@@ -108,14 +108,14 @@ STOPS_ELSEWHERE = Rule(
 RAW = Rule(
     "raw_marked_processed",
     "error",
-    "the log-probs are said to be those after the temperature, but are those before it",
+    "the log-probs are said to be those after temperature, top-p and top-k, but are those before",
     f"{_COLLECT} --logprob-kind raw",
     SAMPLED,
 )
 PROCESSED = Rule(
     "processed_unmarked",
     "warning",
-    "the log-probs are those after the temperature, which the log does not say: they go unused",
+    "the log-probs are those after temperature, top-p and top-k, which the log does not say: they go unused",
     f"{_COLLECT} --logprob-kind processed",
     SAMPLED,
 )
@@ -124,6 +124,13 @@ TEMPERATURE = Rule(
     "error",
     "another temperature than the logged one explains the log-probs",
     f"{_COLLECT} --temperature {{temperature}} --logprob-kind processed",
+    SAMPLED,
+)
+CUT_DIFFERS = Rule(
+    "cut_differs",
+    "warning",
+    "tokens were logged that the logged top-p or top-k would not have drawn: it was another cut, or none",
+    f"{_COLLECT} --map top_p=SQL --map top_k=SQL",
     SAMPLED,
 )
 OTHER_POLICY = Rule(
@@ -145,6 +152,6 @@ SAMPLER_DISAGREES = Rule(
 RULES: tuple[Rule, ...] = (
     *(OTHER_TOKENIZER, OTHER_TEMPLATE, UNKNOWN_TOKENIZER, OUTSIDE, TEXT_DIFFERS, RETOKENISED),
     *(PROMPT_DIFFERS, BOS_MISSING, BOS_TWICE, END_MISSING, END_AFTER_CUT, NOT_ENCODABLE, TOO_LONG),
-    *(STOPS_ELSEWHERE, RAW, PROCESSED, TEMPERATURE, OTHER_POLICY, SAMPLER_DISAGREES),
+    *(STOPS_ELSEWHERE, RAW, PROCESSED, TEMPERATURE, CUT_DIFFERS, OTHER_POLICY, SAMPLER_DISAGREES),
 )
 """All that is looked for with a model, in the order in which it is looked for."""

@@ -22,8 +22,8 @@ NARROWINGS = 10
 FLAT = 0.002
 """A temperature is not told where one a quarter away explains as well, in nats a token."""
 
-Gap = Callable[[float], float]
-"""Mean absolute difference between logged log-probs and the model's at a temperature."""
+Gap = Callable[[float, bool], float]
+"""Mean absolute difference between logged log-probs and the model's at a temperature, cut or not."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,24 @@ class Setting:
     version: int | None
     kind: str
     temperature: float | None
+    top_p: float | None = None
+    top_k: int | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether top-p or top-k left tokens out."""
+        return (self.top_p is not None and self.top_p < 1) or (self.top_k or 0) > 0
+
+    @property
+    def own_cut(self) -> bool:
+        """Whether the logged log-probs are said to know of it."""
+        return self.cut and self.kind == "processed"
+
+    @property
+    def cut_said(self) -> str:
+        """The cut for a reader, empty if there is none."""
+        parts = [f", top-p {self.top_p:g}"] if self.top_p is not None and self.top_p < 1 else []
+        return "".join([*parts, f", top-k {self.top_k}" if (self.top_k or 0) > 0 else ""])
 
     @property
     def own(self) -> float:
@@ -56,19 +74,23 @@ class Explanation:
         best = self.temperature is not None and f", {self.gap:.3f} at {self.temperature:.2f}"
         said = "none" if setting.temperature is None else f"{setting.temperature:g}"
         who = f"policy {setting.policy!r} version {setting.version}"
-        return f"{who} ({setting.kind}, logged temperature {said}): {told}{best or ''}"
+        return f"{who} ({setting.kind}, logged temperature {said}{setting.cut_said}): {told}{best or ''}"
 
 
 def explain(setting: Setting, gap: Gap) -> Explanation:
     """The best temperature for rows of one setting, and the rule that they break, if any."""
     gap = lru_cache(maxsize=None)(gap)
-    best = implied_temperature(gap)
-    flat = min(gap(best * 1.25), gap(best / 1.25)) - gap(best) < FLAT
+
+    def own(temperature: float) -> float:
+        return gap(temperature, setting.own_cut)
+
+    best = implied_temperature(own)
+    flat = min(own(best * 1.25), own(best / 1.25)) - own(best) < FLAT
     rule = _broken(setting, gap, best)
-    return Explanation(None if flat else best, gap(best), gap(setting.own), rule)
+    return Explanation(None if flat else best, own(best), own(setting.own), rule)
 
 
-def implied_temperature(gap: Gap) -> float:
+def implied_temperature(gap: Callable[[float], float]) -> float:
     """The temperature of the smallest gap: the best of a grid, narrowed by golden sections."""
     at = int(np.argmin([gap(t) for t in GRID]))
     low, high = np.log([GRID[max(at - 1, 0)], GRID[min(at + 1, len(GRID) - 1)]])
@@ -83,13 +105,13 @@ def implied_temperature(gap: Gap) -> float:
 
 
 def _broken(setting: Setting, gap: Gap, best: float) -> Rule | None:
-    own, logged = gap(setting.own), setting.temperature
-    if logged is not None and logged not in (0, 1):
-        if setting.kind == "processed" and _explains(gap(1.0), own):
+    own, logged = gap(setting.own, setting.own_cut), setting.temperature or 1.0
+    if logged != 1 or setting.cut:
+        if setting.kind == "processed" and _explains(gap(1.0, False), own):
             return RAW
-        if setting.kind != "processed" and _explains(gap(logged), own):
+        if setting.kind != "processed" and _explains(gap(logged, setting.cut), own):
             return PROCESSED
-    if _explains(gap(best), own):
+    if _explains(gap(best, setting.own_cut), own):
         return TEMPERATURE
     return OTHER_POLICY if own > AGREES else None
 

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from offline_rec.models.saving import save_directory, weights_fingerprint
 from offline_rec.models.sharing import carried, find_packing, find_sharing, new_past
 
 log = logging.getLogger(__name__)
+
+LOGITS_AT_ONCE = 1 << 22
+"""Those of some tokens that are looked at whole: 16 MiB, of which sorting makes several."""
 
 
 class TokenModel(nn.Module):
@@ -68,6 +71,16 @@ class TokenModel(nn.Module):
         # Layers recompute activations in training mode only; without dropout nothing else depends on it.
         self.model.train(self.checkpointing and torch.is_grad_enabled())
         return self._logprobs(self._predicting(layout)[layout.order], layout, weigh)
+
+    @torch.no_grad()
+    def logits(self, layout: Layout) -> Iterator[Tensor]:
+        """Logits [n, vocabulary] of the response tokens, row after row, a few tokens at a time."""
+        states = self._predicting(layout)[layout.order]
+        head = None if self.rule is None else self.rule.head_of(self.model)
+        for part in torch.split(
+            states, max(LOGITS_AT_ONCE // self.model.config.get_text_config().vocab_size, 1)
+        ):
+            yield part if head is None else head.logits(part)
 
     def _predicting(self, layout: Layout) -> Tensor:
         """The states that predict response tokens, sheet after sheet; keys and values are gone by then."""

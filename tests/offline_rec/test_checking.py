@@ -5,6 +5,7 @@ import shlex
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -21,9 +22,10 @@ from offline_rec.models.saving import save_directory
 from offline_rec.rewards import get
 from offline_rec.sampling.hf_sampler import HFSampler
 from offline_rec.sampling.sampled_rows import Task, sample_rows, write_jsonl
-from offline_rec.sampling.sampler import SamplingParams
+from offline_rec.sampling.sampler import Sample, SamplingParams
 from tests import tiny
 from tests.offline_rec import logged
+from tests.offline_rec.drawn import by_plain_forward
 from tests.offline_rec.logged import ids, tokenizer
 
 EOS = 3
@@ -93,26 +95,91 @@ def test_a_dataset_of_the_models_own_samples_is_clean(tmp_path, model):
         assert record["implied_temperature"] == pytest.approx(1, rel=0.01)
 
 
-def test_a_log_that_was_sampled_and_collected_here_is_clean(tmp_path, model):
+def sampled(path, model, params, **columns):
+    """A dataset of responses drawn by the model, as a user would collect it, some columns changed."""
     policy = Policy.load(model)
     rows = sample_rows(
         HFSampler(policy.model, policy.tokenizer),
         Task([f"{a}+1=" for a in range(12)], {"answers": [str(a + 1) for a in range(12)]}),
         4,
-        SamplingParams(max_tokens=400, temperature=0.8, seed=5),
+        params,
         reward=get("exact"),
         policy="tiny",
         policy_version=0,
     )
     rewards = np.arange(rows.num_rows) % 2  # an untrained model is never right
-    rows = rows.set_column(rows.column_names.index("reward"), "reward", [rewards.astype(np.float64)])
-    write_jsonl(rows, tmp_path / "log.jsonl")
-    data_tools.collect([str(tmp_path / "log.jsonl")], str(tmp_path / "ds"))
-    ds = data_tools.open(tmp_path / "ds")
+    changed = [row | {"reward": float(reward)} for row, reward in zip(rows.to_pylist(), rewards, strict=True)]
+    changed = [row | {name: make(row) for name, make in columns.items()} for row in changed]
+    write_jsonl(pa.Table.from_pylist(changed, rows.schema), path.with_suffix(".jsonl"))
+    data_tools.collect([str(path.with_suffix(".jsonl"))], str(path))
+    ds = data_tools.open(path)
     ds.write_policy(PolicyCard(name="tiny", model=str(model), tokenizer=fingerprint(policy.tokenizer)))
-    report = check(ds, model)
-    assert [finding.code for finding in report.findings if finding.severity != "info"] == []
+    return ds
+
+
+def grave(report):
+    """What is worse than a fact to know; that a tiny model rarely ends is none here."""
+    codes = [finding.code for finding in report.findings if finding.severity != "info"]
+    return [code for code in codes if code != "truncated"]
+
+
+def by_hand(row, **params):
+    """Log-probs of a row by a plain forward pass."""
+    sample = Sample(row["prompt_ids"], row["response_ids"], [], "stop", "")
+    return by_plain_forward(sampler(), sample, SamplingParams(**params))
+
+
+def test_a_log_that_was_sampled_and_collected_here_is_clean(tmp_path, model):
+    report = check(sampled(tmp_path / "ds", model, SamplingParams(0.8, max_tokens=400, seed=5)), model)
+    assert grave(report) == []
     assert report.logprobs[0]["implied_temperature"] == pytest.approx(0.8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{"top_p": 0.95}, {"top_k": 50}, {"temperature": 0.7, "top_p": 0.9}],
+    ids=["top-p", "top-k", "cooler"],
+)
+def test_logprobs_of_cut_sampling_are_recomputed_with_the_cut(tmp_path, model, way):
+    ds = sampled(tmp_path / "ds", model, SamplingParams(**way, max_tokens=60, seed=5))
+    report = check(ds, model)
+    assert grave(report) == []
+    [record] = report.logprobs
+    assert record["mean_difference"] < 1e-5
+    assert max(-record["p01"], record["p99"]) < 1e-4
+    assert record["outside_cut"] == 0
+    assert record["implied_temperature"] == pytest.approx(way.get("temperature", 1), rel=0.01)
+    lost = [
+        np.subtract(row["behavior_logprobs"], by_hand(row, temperature=way.get("temperature", 1.0)))
+        for row in ds.sql("SELECT * FROM rollouts").to_pylist()
+    ]
+    shown = f"too small by {np.concatenate(lost).mean():.3f} nats a token"
+    assert shown in found(report, "cut_sampling").detail
+
+
+def test_a_deep_cut_that_agrees_still_warns_of_its_ratios(tmp_path, model):
+    ds = sampled(tmp_path / "ds", model, SamplingParams(top_p=0.5, max_tokens=60, seed=5))
+    report = check(ds, model)
+    assert grave(report) == ["cut_sampling"]
+    assert report.logprobs[0]["mean_difference"] < 1e-5
+
+
+def test_a_cut_that_was_not_the_one_of_sampling_is_told(tmp_path, model):
+    ds = sampled(tmp_path / "ds", model, SamplingParams(max_tokens=60, seed=5), top_p=lambda row: 0.6)
+    assert set(grave(check(ds, model))) == {"cut_sampling", "cut_differs"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("raw", "raw_marked_processed"), ("processed", "processed_unmarked")]
+)
+def test_the_wrong_kind_of_logprobs_is_told_by_the_cut_alone(tmp_path, model, kind, told):
+    params = SamplingParams(top_k=8, max_tokens=60, seed=5)
+    columns = {"logprob_kind": lambda row: "unknown"}
+    if kind == "raw":
+        columns = {"behavior_logprobs": by_hand}
+    report = check(sampled(tmp_path / "ds", model, params, **columns), model)
+    assert told in grave(report)
+    assert found(report, "cut_sampling").severity == "warning"
 
 
 def text_only(row):
@@ -174,7 +241,12 @@ def test_a_rule_finds_the_rows_that_were_made_to_break_it(tmp_path, model, code)
 
 
 def test_every_rule_has_a_case():
-    others = {"bos_missing", "stops_elsewhere", "sampler_disagrees"}  # tests of their own, below
+    others = {
+        "bos_missing",
+        "stops_elsewhere",
+        "sampler_disagrees",
+        "cut_differs",
+    }  # tests of their own, below
     assert {rule.code for rule in RULES} == CASES.keys() | others
 
 
@@ -264,7 +336,7 @@ def test_the_implied_temperature_is_the_one_of_the_smallest_gap(true):
 
 
 def test_no_temperature_is_implied_where_all_explain_alike():
-    found = explain(Setting("p", 0, "processed", 1.0), lambda temperature: 0.001)
+    found = explain(Setting("p", 0, "processed", 1.0), lambda temperature, cut: 0.001)
     assert (found.temperature, found.rule) == (None, None)
 
 
