@@ -140,6 +140,13 @@ def scale(found: Found) -> Iterator[Row]:
         yield f"share of time that steps wait for data at {large:,} rows", f"{max(waits):.4f}"
 
 
+def anchor(found: Found) -> Iterator[Row]:
+    for name, run in found["runs"].items():
+        ratio = run["kept_of_anew_cpu_seconds"]
+        spread = f"{ratio['median']} ({ratio['least']} to {ratio['most']})"
+        yield f"{name}: CPU time of an update, of one with a reference forward", spread
+
+
 PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "ingest": ingest,
     "collect": collect,
@@ -147,6 +154,7 @@ PARTS: dict[str, Callable[[Found], Iterator[Row]]] = {
     "scale": scale,
     "fit_step": fit_step,
     "fit_step_gpu": fit_step_gpu,
+    "anchor": anchor,
     "loss": loss,
     "ope": ope,
     "math_reward": math_reward,
