@@ -131,7 +131,10 @@ def measure(dataset: Path, rows: int, rounds: int) -> dict[str, Any]:
         table = Dataset.from_parquet(files, cache_dir=cache, columns=list(COLUMNS)).with_format("torch")
         # Each way has a store of its own, so that nothing is read before.
         ways: dict[str, tuple[Callable[[], Batches], Callable[[], Batches]]] = {
-            "streamed": (lambda: rec(RowStore(ds), mixed), lambda: streamed(files, cache)),
+            "streamed": (
+                lambda: rec(RowStore(ds, cache_blocks=WINDOW + 1), mixed),
+                lambda: streamed(files, cache),
+            ),
             "row by row": (lambda: rec(RowStore(ds), order), lambda: row_by_row(table)),
             "loader of 8": (lambda: rec(RowStore(ds), anywhere), lambda: loader(table, anywhere)),
             "batches of 256": (

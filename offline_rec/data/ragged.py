@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 
-LONG = 192
+LONG = 96
 """Values of a row from which on it is faster copied as a whole than value by value."""
-
-FEW = 64
-"""Rows of an array up to which that is so for shorter ones, too: what a call costs is then most."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,16 @@ class Ragged:
 
     def take(self, index: NDArray[np.integer[Any]]) -> "Ragged":
         """The rows named by `index`, in that order; a run of neighbours is a view, not a copy."""
-        if len(index) and np.all(np.diff(index) == 1):
+        if _is_run(index):
             first, last = self.offsets[index[0]], self.offsets[index[-1] + 1]
             return Ragged(self.values[first:last], self.offsets[index[0] : index[-1] + 2] - first)
         starts, ends = self.offsets[index], self.offsets[index + 1]
         lengths = ends - starts
         offsets = offsets_of(lengths)
-        if _are_long(offsets):
-            return Ragged(_joined(self._cut(starts, ends), self.values.dtype), offsets)
+        if _are_long(offsets, LONG):
+            held, size = self._bytes(), self.values.itemsize
+            bounds = zip((starts * size).tolist(), (ends * size).tolist(), strict=True)
+            return Ragged(_joined([held[start:end] for start, end in bounds], self.values.dtype), offsets)
         source = np.repeat(starts - offsets[:-1], lengths)
         source += np.arange(offsets[-1])
         return Ragged(self.values[source], offsets)
@@ -82,7 +81,7 @@ class Ragged:
     def pad(self, width: int, fill: float = 0) -> NDArray[Any]:
         """A [rows, width] array, filled on the right; `width` is at least the longest row."""
         padded = np.full((len(self), width), fill, self.values.dtype)
-        if _are_long(self.offsets):
+        if _are_long(self.offsets, 2 * LONG):  # a row set in place costs more than one cut out
             starts, ends = self.offsets[:-1].tolist(), self.offsets[1:].tolist()
             for row, start, end in zip(padded, starts, ends, strict=True):
                 row[: end - start] = self.values[start:end]
@@ -90,21 +89,24 @@ class Ragged:
         padded[np.arange(width) < self.lengths[:, None]] = self.values
         return padded
 
-    def _cut(self, starts: IntArray, ends: IntArray) -> list[memoryview | bytes]:
-        """The values from each start to its end, as bytes: half the cost of as many views of an array."""
-        if not self.values.size:
-            return [b""] * len(starts)
-        held, size = self.values.data.cast("B"), self.values.itemsize
-        bounds = zip((starts * size).tolist(), (ends * size).tolist(), strict=True)
-        return [held[start:end] for start, end in bounds]
+    def _bytes(self) -> memoryview:
+        """The values as bytes: a piece of them costs half of what a view of an array does."""
+        return self.values.data.cast("B") if self.values.size else memoryview(b"")
 
 
-def _joined(rows: list[memoryview | bytes], dtype: Any) -> NDArray[Any]:
+def _joined(rows: list[memoryview], dtype: Any) -> NDArray[Any]:
     return np.frombuffer(bytearray().join(rows), dtype)
 
 
-def _are_long(offsets: IntArray) -> bool:
-    return len(offsets) > 1 and bool(offsets[-1] >= LONG * (len(offsets) - 1))
+def _is_run(index: NDArray[np.integer[Any]]) -> bool:
+    """Whether the index names neighbours, in order."""
+    if not len(index) or index[-1] - index[0] != len(index) - 1:
+        return False
+    return bool((index[1:] - index[:-1] == 1).all())
+
+
+def _are_long(offsets: IntArray, least: int) -> bool:
+    return len(offsets) > 1 and bool(offsets[-1] >= least * (len(offsets) - 1))
 
 
 def offsets_of(lengths: Any) -> IntArray:
@@ -125,19 +127,21 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
 def gather(parts: Sequence[tuple[Ragged, IntArray]], order: IntArray | None) -> Ragged:
     """Rows of several arrays, `(array, its rows)` one after another, then those that `order` names of these.
 
-    Copies each row once where there are many arrays or rows are long.
+    Copies each row once.
     """
     if len(parts) == 1:
         array, index = parts[0]
         return array.take(index if order is None else index[order])
-    bounds = [(array.offsets[index], array.offsets[index + 1]) for array, index in parts]
-    lengths = np.concatenate([ends - starts for starts, ends in bounds])
-    if not lengths.any():
-        return Ragged(parts[0][0].values[:0], offsets_of(lengths if order is None else lengths[order]))
-    if len(lengths) > FEW * len(parts) and not _are_long(offsets_of(lengths)):
-        taken = concatenate([array.take(index) for array, index in parts])
-        return taken if order is None else taken.take(order)
-    rows = [row for (array, _), cut in zip(parts, bounds, strict=True) for row in array._cut(*cut)]
+    dtype = parts[0][0].values.dtype
+    if not any(array.values.size for array, _ in parts):
+        count = sum(len(index) for _, index in parts)
+        return Ragged(np.empty(0, dtype), np.zeros(count + 1, np.int64))
+    which = np.repeat(np.arange(len(parts)), [len(index) for _, index in parts])
+    starts = np.concatenate([array.offsets[index] for array, index in parts])
+    ends = np.concatenate([array.offsets[index + 1] for array, index in parts])
     if order is not None:
-        rows, lengths = [rows[i] for i in order.tolist()], lengths[order]
-    return Ragged(_joined(rows, parts[0][0].values.dtype), offsets_of(lengths))
+        which, starts, ends = which[order], starts[order], ends[order]
+    held = [array._bytes() for array, _ in parts]
+    bounds = ((starts * dtype.itemsize).tolist(), (ends * dtype.itemsize).tolist())
+    rows = [held[part][start:end] for part, start, end in zip(which.tolist(), *bounds, strict=True)]
+    return Ragged(_joined(rows, dtype), offsets_of(ends - starts))
