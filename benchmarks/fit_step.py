@@ -275,9 +275,9 @@ class TrlSide:
         return self.seconds
 
     def _run(self) -> None:
+        # Not in silence, which one thread at a time may have: this one goes on while others load models.
         try:
-            with quiet():
-                self.trainer.train()
+            self.trainer.train()
         except BaseException as error:
             self.failure = error
             self.done.release()

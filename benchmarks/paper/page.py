@@ -1,12 +1,13 @@
 """The generated part of docs/paper.md: what was run, which findings held, and all rewards."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
 
 from benchmarks.paper.findings import FINDINGS, Told, overall, told
 from benchmarks.paper.found import Found, Place, Run
-from benchmarks.paper.plan import ALGORITHMS, LEFT_OUT, REGIMES
+from benchmarks.paper.plan import ALGORITHMS, LEFT_OUT, REGIMES, cells
 from benchmarks.paper.tasks import TASKS
 
 FIRST = 4
@@ -32,8 +33,10 @@ def _what(results: Found) -> Iterator[str]:
     done, effort, size = facts["runs"], facts["effort"], facts["size"]
     spent = sum(run["cpu_seconds"] for run in done.values()) / 3600
     yield f"{len(done)} of {facts['planned']} runs are in, {spent:.1f} hours of a core."
-    if len(done) < facts["planned"]:
-        yield "**The others are missing: nothing here is final, and no advice rests on it.**"
+    lacking = Counter(f"{cell.task}, {cell.regime}" for cell in cells() if cell.name not in done)
+    if lacking:
+        listed = "; ".join(f"{place}: {count}" for place, count in lacking.items())
+        yield f"**Not run yet, so that what is said of these is not final: {listed}.**"
     yield ""
     yield (
         f"Each run is {effort['updates']} updates on {effort['groups']} prompts of {effort['responses']}"

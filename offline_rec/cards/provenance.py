@@ -14,7 +14,8 @@ _KINDS = """CREATE OR REPLACE TEMP TABLE _kinds AS
     SELECT policy, temperature, top_p, top_k, logprob_kind, source_file, count(*) AS rows,
         min(policy_version) AS oldest, max(policy_version) AS newest,
         min(sampled_at) AS first_sampled, max(sampled_at) AS last_sampled,
-        count(sampled_at) AS dated
+        count(sampled_at) AS dated, count(reward) AS judged, avg(reward) AS mean,
+        var_pop(reward) AS variance, min(reward) AS least, max(reward) AS most
     FROM {rows} GROUP BY ALL"""
 """Scalars that few rows differ in, so that the rows themselves are read once."""
 
@@ -36,8 +37,13 @@ _SPAN = """SELECT sum(rows)::BIGINT AS rows, sum(dated)::BIGINT AS dated,
     strftime(min(first_sampled), '%Y-%m-%d %H:%M:%S') AS first_sampled,
     strftime(max(last_sampled), '%Y-%m-%d %H:%M:%S') AS last_sampled FROM _kinds"""
 
-_REWARDS = """SELECT count(reward) AS judged, count(*) - count(reward) AS not_judged, avg(reward) AS mean,
-    stddev_samp(reward) AS std, min(reward) AS min, max(reward) AS max FROM {rows}"""
+_REWARDS = """SELECT judged, rows - judged AS not_judged, mean,
+        sqrt(squares / nullif(judged - 1, 0)) AS std, least AS min, most AS max
+    FROM (SELECT sum(k.judged)::BIGINT AS judged, sum(rows)::BIGINT AS rows, any_value(m.mean) AS mean,
+        min(least) AS least, max(most) AS most,
+        sum(k.judged * (variance + pow(k.mean - m.mean, 2))) AS squares
+        FROM _kinds k, (SELECT sum(judged * mean) / nullif(sum(judged), 0) AS mean FROM _kinds) m)"""
+"""Mean and deviation of all rows from those of their kinds."""
 
 _JUDGES = """SELECT l.latest.source AS source, count(*) AS rows
     FROM {rows} r JOIN _later_rewards l USING (response_id) GROUP BY ALL ORDER BY rows DESC, source"""
@@ -51,7 +57,7 @@ def provenance(con: "duckdb.DuckDBPyConnection", rows: str = "rollouts") -> Fact
     """
     con.execute(_KINDS.format(rows=rows))
     [span] = _records(con, _SPAN)
-    [rewards] = _records(con, _REWARDS.format(rows=rows))
+    [rewards] = _records(con, _REWARDS)
     facts: Facts = {"span": span, "rewards": rewards}
     queries = {"policies": _POLICIES, "sampling": _SAMPLING, "sources": _SOURCES}
     queries["judges"] = _JUDGES.format(rows=rows)
