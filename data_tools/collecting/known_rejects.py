@@ -21,7 +21,8 @@ class KnownRejects:
         self._dataset = dataset
         self._batches = dataset.batches() if dataset else []
         query = "SELECT DISTINCT source_file FROM rejects"
-        self._files = set(dataset.sql(query).column(0).to_pylist()) if dataset else set()
+        some = dataset is not None and dataset.has_rejects()
+        self._files = set(dataset.sql(query).column(0).to_pylist()) if dataset and some else set()
 
     def without(self, source: str, rejects: Sequence[Reject]) -> Sequence[Reject]:
         """Those of some rejects of a log that are new."""

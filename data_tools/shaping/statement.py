@@ -89,7 +89,9 @@ def _expression(shaping: Shaping, name: str) -> Expression:
     if ready is not None:
         return Expression(ready)
     text = getattr(shaping, name)
-    return parse_expression(name, _ABSENT[name] if text is None else text, several=name == "group_by")
+    # Not `several=False`: what is parsed is kept by how it was asked for.
+    several = {"several": True} if name == "group_by" else {}
+    return parse_expression(name, _ABSENT[name] if text is None else text, **several)
 
 
 def _population(

@@ -45,6 +45,7 @@ def open_duckdb(storage: Storage | None = None) -> "duckdb.DuckDBPyConnection":
     con.execute("SET TimeZone = 'UTC'")
     con.execute("SET python_enable_replacements = false")
     con.execute("SET autoinstall_known_extensions = false")
+    con.execute("SET parquet_metadata_cache = true")  # several statements read the same files
     if storage is not None and storage.filesystem() is not None:
         con.register_filesystem(storage.filesystem())
     return con

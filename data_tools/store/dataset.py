@@ -19,7 +19,7 @@ from data_tools.store.erased import ErasedIds, erased_files
 from data_tools.store.queryable import Queryable
 from data_tools.store.sidecars import Sidecar, SidecarKind
 from data_tools.store.sql_errors import sql_errors
-from data_tools.store.storage import Storage
+from data_tools.store.storage import Stamp, Storage
 from data_tools.store.swaps import live_batches
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ HOLDOUT = 0.1
 
 SALT = "rec"
 """What the split hashes prompts with: one for all, so that a log collected anew keeps its holdout."""
+
+
+_VERSIONS: dict[Stamp | None, dict[str, int]] = {}
+"""The newest version of each policy in batches that this process has read, whoever opens the dataset anew."""
+
+MOST_KNOWN = 1 << 14
 
 
 class DatasetInfo(BaseModel):
@@ -75,6 +81,10 @@ class StoredDataset(Queryable):
         """Return the names of the committed batches in the order of their commits."""
         return live_batches(self.storage)
 
+    def has_rejects(self) -> bool:
+        """Return whether some batch has rejects."""
+        return not set(self._stems("rejects")).isdisjoint(self.batches())
+
     def rollout_path(self, batch: str) -> str:
         """Return the path or URL of a batch's rollouts."""
         return self.storage.url(f"rollouts/{batch}.parquet")
@@ -112,7 +122,7 @@ class StoredDataset(Queryable):
                 ),
                 views.GROUPS_VIEW,
                 views.rejects_view(rejects),
-                views.policies_view(self._cards()),
+                *views.policies_views(self._cards()),
                 views.erased_view(erased),
             ):
                 con.execute(statement)
@@ -141,11 +151,18 @@ class StoredDataset(Queryable):
 
     def _newest_versions(self, con: "duckdb.DuckDBPyConnection", batches: list[str]) -> dict[str, int]:
         """Return the newest version of each policy; a batch is immutable, so each is read once."""
-        unread = [self.rollout_path(batch) for batch in batches if batch not in self._versions]
+        new = [batch for batch in batches if batch not in self._versions]
+        stamps = {batch: self.storage.stamp(f"rollouts/{batch}.parquet") for batch in new}
+        self._versions.update((b, _VERSIONS[stamp]) for b, stamp in stamps.items() if stamp in _VERSIONS)
+        unread = [batch for batch in new if batch not in self._versions]
         if unread:
-            self._versions.update((batch, {}) for batch in batches if batch not in self._versions)
-            for batch, policy, version in con.sql(views.newest_versions_query(unread)).fetchall():
+            query = views.newest_versions_query([self.rollout_path(batch) for batch in unread])
+            self._versions.update((batch, {}) for batch in unread)
+            for batch, policy, version in con.execute(query).fetchall():
                 self._versions[batch][policy] = version
+            if len(_VERSIONS) > MOST_KNOWN:
+                _VERSIONS.clear()
+            _VERSIONS.update((stamps[batch], self._versions[batch]) for batch in unread if stamps[batch])
         newest: dict[str, int] = {}
         for policy, version in (item for batch in batches for item in self._versions[batch].items()):
             newest[policy] = max(version, newest.get(policy, version))

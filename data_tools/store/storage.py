@@ -26,6 +26,10 @@ STALE_SECONDS = 24 * 3600
 """A hidden file that nobody has written to for this long was left by a killed process."""
 
 
+Stamp = tuple[str, int, int, int]
+"""Path, number, size and time of change of a file."""
+
+
 class Storage(ABC):
     """The folder tree under one root; every `name` is relative to it, with `/` between its parts."""
 
@@ -91,6 +95,10 @@ class Storage(ABC):
         """Return the fsspec filesystem that DuckDB needs to be told of, None for local paths."""
         return None
 
+    def stamp(self, name: str) -> Stamp | None:
+        """Return what tells this content of a file from any other in this process; None if nothing does."""
+        return None
+
     def stems(self, folder: str, suffix: str) -> list[str]:
         """Return the sorted names without `suffix` of the files in `folder` that end in it."""
         return [name.removesuffix(suffix) for name in self.entries(folder) if name.endswith(suffix)]
@@ -139,6 +147,14 @@ class LocalStorage(Storage):
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
         return os.path.getsize(self.url(name))
+
+    def stamp(self, name: str) -> Stamp | None:
+        """Return path, number, size and time of the file."""
+        try:
+            found = os.stat(self.url(name))
+        except FileNotFoundError:
+            return None
+        return self.url(name), found.st_ino, found.st_size, found.st_mtime_ns
 
     def total_size(self, folder: str) -> int:
         """Return the bytes of all files under a folder."""

@@ -193,17 +193,24 @@ def erased_view(files: Sequence[str]) -> str:
 CARD_COLUMNS = ("policy", "model", "revision", "tokenizer", "sampling")
 
 
-def policies_view(cards: Sequence[Sequence[str | None]]) -> str:
-    """Return the view `policies`: what the rows say joined with the cards, given as rows of CARD_COLUMNS."""
+def policies_views(cards: Sequence[Sequence[str | None]]) -> list[str]:
+    """Return the statements that create `_cards`, given as rows of CARD_COLUMNS, and `policies`: what the
+    rows say joined with the cards.
+    """
     nothing = "(" + ", ".join(["CAST(NULL AS VARCHAR)"] * len(CARD_COLUMNS)) + ")"
     rows = [
         "(" + ", ".join("NULL" if value is None else literal(value) for value in card) + ")" for card in cards
     ]
     listed = ", ".join([nothing, *rows])
-    return f"""CREATE VIEW policies AS SELECT coalesce(s.policy, c.policy) AS policy, coalesce(s.n, 0) AS n,
+    named = f"v({', '.join(CARD_COLUMNS)})"
+    policies = """CREATE VIEW policies AS
+        SELECT coalesce(s.policy, c.policy) AS policy, coalesce(s.n, 0) AS n,
             s.* EXCLUDE (policy, n), c.* EXCLUDE (policy)
         FROM (SELECT policy, count(*) AS n, min(policy_version) AS min_policy_version,
                 max(policy_version) AS max_policy_version, min(sampled_at) AS first_sampled_at,
                 max(sampled_at) AS last_sampled_at FROM _rollouts GROUP BY policy) s
-        FULL JOIN (SELECT * FROM (VALUES {listed}) v({", ".join(CARD_COLUMNS)}) WHERE policy IS NOT NULL) c
-        ON c.policy = s.policy"""
+        FULL JOIN _cards c ON c.policy = s.policy"""
+    return [
+        f"CREATE VIEW _cards AS SELECT * FROM (VALUES {listed}) {named} WHERE policy IS NOT NULL",
+        policies,
+    ]

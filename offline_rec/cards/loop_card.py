@@ -10,6 +10,7 @@ from data_tools.errors import DataError
 from offline_rec.cards.data_sections import place
 from offline_rec.cards.markdown import facts, table
 from offline_rec.config import CONFIG_FILE
+from offline_rec.training.metrics import read_metrics
 
 ROUNDS = "rounds"
 SHOWN = (
@@ -60,10 +61,8 @@ def reward_of(run: Path) -> str | None:
 
 
 def _first_step(fit: Path) -> int | None:
-    with data_tools.open(fit).connect() as con:
-        # Not lineage: a fit that a guard ended before its first checkpoint has none.
-        first: int | None = con.sql("SELECT min(step) FROM metrics").fetchall()[0][0]
-    return first
+    # Not lineage: a fit that a guard ended before its first checkpoint has none.
+    return min((record["step"] for record in read_metrics(fit)), default=None)
 
 
 def _config(run: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _POLICIES = """SELECT k.policy, sum(k.rows)::BIGINT AS rows, min(k.oldest) AS ol
         max(k.newest) AS newest_version, any_value(p.model) AS model, any_value(p.revision) AS revision,
         any_value(p.tokenizer) AS tokenizer,
         nullif(any_value(p.sampling), '{}') AS sampler
-    FROM _kinds k LEFT JOIN policies p ON p.policy = k.policy
+    FROM _kinds k LEFT JOIN _cards p ON p.policy = k.policy
     GROUP BY k.policy ORDER BY rows DESC, k.policy"""
 
 _SAMPLING = """SELECT temperature::DOUBLE AS temperature, top_p::DOUBLE AS top_p, top_k,
@@ -63,11 +63,15 @@ def provenance(con: "duckdb.DuckDBPyConnection", rows: str = "rollouts") -> Fact
     queries["judges"] = _JUDGES.format(rows=rows)
     for name, query in queries.items():
         facts[name] = _records(con, f"FROM ({query}) LIMIT {LISTED}")
-        facts[f"n_{name}"] = con.sql(f"SELECT count(*) FROM ({query})").fetchall()[0][0]
+        count = len(facts[name])
+        if count == LISTED:
+            [(count,)] = con.execute(f"SELECT count(*) FROM ({query})").fetchall()
+        facts[f"n_{name}"] = count
     con.execute("DROP TABLE _kinds")
     return facts
 
 
 def _records(con: "duckdb.DuckDBPyConnection", query: str) -> list[Facts]:
-    result = con.sql(query)
-    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
+    result = con.execute(query)  # `sql` would look into the files once more, to know the columns first
+    names = [column[0] for column in result.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]

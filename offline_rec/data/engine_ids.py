@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_tools.errors import DataError
+from data_tools.store.sql_errors import sql_errors
 from offline_rec.data.blocks import Blocks, open_parquet
 from offline_rec.data.fingerprint import same_vocabulary
 from offline_rec.data.rows import IDS
 
 if TYPE_CHECKING:
+    import duckdb
+
     from data_tools.dataset import Dataset
 
 SAMPLES, SAMPLED_GROUPS = 64, 16
@@ -27,17 +30,23 @@ RETOKENISE = "or pass --retokenise to make ids from the text (logged log-probs a
 
 
 def check_engine_ids(
-    ds: "Dataset", tokenizer: Any, key: str, *, where: str | None = None, seed: int = 0
+    ds: "Dataset",
+    tokenizer: Any,
+    key: str,
+    *,
+    where: str | None = None,
+    seed: int = 0,
+    con: "duckdb.DuckDBPyConnection | None" = None,
 ) -> list[str]:
     """Raise DataError unless the engine ids of the rows `where` belong to `tokenizer` of fingerprint `key`.
 
     Returns a note for each policy whose tokenizer is unknown and whose sampled rows all agree, or whose
-    chat template is another one.
+    chat template is another one. `con`: a connection of `ds`, if there is one already.
     """
     condition = f"n_tokens IS NOT NULL AND ({where or 'true'})"
-    logged = ds.sql(
-        f"SELECT policy, count(*) AS n FROM rollouts WHERE {condition} GROUP BY policy ORDER BY policy"
-    )
+    query = f"SELECT policy, count(*) AS n FROM rollouts WHERE {condition} GROUP BY policy ORDER BY policy"
+    with sql_errors():
+        logged = ds.sql(query) if con is None else con.sql(query).to_arrow_table()
     cards = ds.policies()
     notes = []
     for policy, count in zip(*(column.to_pylist() for column in logged.columns), strict=True):

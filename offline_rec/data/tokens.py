@@ -8,18 +8,23 @@ none.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_tools.schema import TOKENS
+from data_tools.store.dataset import MOST_KNOWN
+from data_tools.store.storage import Stamp
 from offline_rec.data.blocks import open_parquet
 from offline_rec.data.encoding import UNUSABLE, Encoded, Encoder, TextRow
 from offline_rec.data.engine_ids import check_engine_ids
 from offline_rec.data.fingerprint import fingerprint
 
 if TYPE_CHECKING:
+    import duckdb
+
     from data_tools.dataset import Dataset
 
 __all__ = ["TokenPlan", "fingerprint", "prepare"]
@@ -78,15 +83,16 @@ def prepare(
     where: str | None = None,
     seed: int = 0,
     progress: Progress = _silent,
+    con: "duckdb.DuckDBPyConnection | None" = None,
 ) -> TokenPlan:
     """Check the engine ids of the rows `where`, and make ids of the batches that need them and lack them.
 
     Under `retokenise` engine ids are not looked at: all ids are made from text, and log-probs count as
     absent. Raises DataError if engine ids belong to another tokenizer. A killed call goes on with the
-    batches that are missing; rows of one batch are held a thousand at a time.
+    batches that are missing; rows of one batch are held a thousand at a time. `con`: a connection of `ds`.
     """
     key = fingerprint(tokenizer)
-    notes = [] if retokenise else check_engine_ids(ds, tokenizer, key, where=where, seed=seed)
+    notes = [] if retokenise else check_engine_ids(ds, tokenizer, key, where=where, seed=seed, con=con)
     missing = [name for name in ds.sidecar("tokens", key).missing() if retokenise or _lacks_ids(ds, name)]
     plan = TokenPlan(key, retokenise, notes)
     if missing:
@@ -97,7 +103,18 @@ def prepare(
 
 def _lacks_ids(ds: "Dataset", batch: str) -> bool:
     """Whether some row of a batch has no engine ids of its prompt or response."""
-    with open_parquet(ds.rollout_path(batch)) as file:
+    stamp = ds.storage.stamp(f"rollouts/{batch}.parquet")
+    return _has_nulls(ds.rollout_path(batch)) if stamp is None else _had_nulls(stamp)
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _had_nulls(stamp: Stamp) -> bool:
+    """Told once of a file as it is now: the fits of a loop meet the batches of all rounds before."""
+    return _has_nulls(stamp[0])
+
+
+def _has_nulls(path: str) -> bool:
+    with open_parquet(path) as file:
         lengths = file.iter_batches(columns=LENGTHS)
         return any(column.null_count for part in lengths for column in part.columns)
 

@@ -229,8 +229,11 @@ class _Looping:
         """Add what a fit recorded to the records of the loop; a second time it changes nothing."""
         run = self.layout.run_folder(phase)
         add_metrics(run, self.folder, first=phase.first)
-        where = None if self.config.offline else _rows_of(phase, self.config.policy)
-        add_lineage(run, self.folder, self.ds, where=where)
+        policy, offline = self.config.policy, self.config.offline
+        where = None if offline else _rows_of(phase, policy)
+        one = not offline and phase.oldest == phase.version
+        sampled = (policy, phase.version) if one else None
+        add_lineage(run, self.folder, self.ds, where=where, sampled=sampled)
 
     def clean(self, done: int) -> None:
         """Remove what later phases do not need of earlier fits, but for their records."""

@@ -44,6 +44,7 @@ class Refreshing:
         self.task = read_task(layout.folder / PROMPTS_FILE)
         self.settings = sampler_settings(self.config)
         self.kept = KeptSampler(self.settings) if is_kept(self.config, self.settings) else None
+        self._went_on = False
 
     def begin(self, number: int) -> None:
         """Sample the batches of a phase, unless that was done before."""
@@ -56,6 +57,7 @@ class Refreshing:
                 raise
             log.warning("version %d: %s; sampling goes on with a new engine", phase.version, error.message)
             self.kept.close()
+            self._went_on = False
             self._refresh(phase)
 
     def wait(self) -> None:
@@ -70,9 +72,10 @@ class Refreshing:
         config = self.config
         # A loop that was killed may have done it, or begun it, without its state saying so.
         resume = is_unfinished(journal_folder(self.ds, config.policy))
-        newest = newest_version(self.ds, config.policy)
-        if not resume and newest is not None and newest >= phase.version:
-            return
+        if not resume and not self._went_on:
+            newest = newest_version(self.ds, config.policy)
+            if newest is not None and newest >= phase.version:
+                return
         refresh(
             self.ds,
             self.layout.model_after(phase.updates),
@@ -88,6 +91,7 @@ class Refreshing:
             resume=resume,
             progress=self.tell,
         )
+        self._went_on = True  # what follows was not done before: only this loop samples the policy
 
     def batches(self, first: int, last: int) -> Task:
         """The prompts of some batches: a part of an endless stream, shuffled anew in each pass."""

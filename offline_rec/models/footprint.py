@@ -5,6 +5,7 @@ what autograd would keep for the backward pass. So there is no formula a family 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,33 @@ def footprint(
     None where the configuration is not enough to tell; loading the model says what is wrong with it.
     """
     path = base_of(directory) if is_adapter(directory) else Path(directory)
+    try:
+        described = (path / "config.json").read_bytes()
+    except OSError:
+        return None
+    return _footprint(
+        path,
+        described,
+        dtype,
+        shape,
+        lora=lora,
+        quantise=quantise,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+@lru_cache(maxsize=16)
+def _footprint(
+    path: Path,
+    described: bytes,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    *,
+    lora: LoraSettings | None,
+    quantise: str | None,
+    gradient_checkpointing: bool,
+) -> Footprint | None:
+    """The same of a configuration with this content, told once: the fits of a loop ask for it again."""
     try:
         model = _skeleton(path, dtype)
     except Exception:

@@ -100,8 +100,8 @@ def dry_run(config: FitConfig, *, progress: Callable[[dict[str, Any]], None] | N
         elsewhere = config.model_copy(update={"out": folder})
         tell = progress or (lambda event: None)
         run = RunData(elsewhere, plan, ds, tokenizer, context_of(config.model), tell)
-        tokens = make_tokens(run)
         with steady_connection(ds, datetime.now(UTC)) as (con, files):
+            tokens = make_tokens(run, con)
             notes = [*tokens.notes, *remarks(con, plan, config)]
             train, heldout = index_rows(run, con, files, tokens)
     config = settled(config, device, train)

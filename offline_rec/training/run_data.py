@@ -1,6 +1,6 @@
 """What a run keeps of its data, made once: token ids, index, log-probs of fixed policies, snapshot."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from data_tools.errors import DataError
 from data_tools.shaping.blame import sql_errors_named
 from data_tools.shaping.checks import any_turns, check_trajectories, invalid_rows, nothing_left
 from data_tools.shaping.statement import keeps_groups_whole, stages, with_stages
+from data_tools.store.views import literal
 from offline_rec.cards.provenance import provenance
 from offline_rec.config import FitConfig
 from offline_rec.data.admission import LEFT_OUT, Admission
@@ -69,8 +70,8 @@ def write_run_data(
     """
     now = datetime.now(UTC)
     config, plan = run.config, run.plan
-    tokens = make_tokens(run)
     with begun(config), steady_connection(run.ds, now) as (con, files):
+        tokens = make_tokens(run, con)
         notes = [*tokens.notes, *remarks(con, plan, config)]
         train, heldout = index_rows(run, con, files, tokens)
         config = settle(train)
@@ -97,17 +98,22 @@ def write_run_data(
             notes=notes,
             longest=train.longest,
             largest_group=train.largest_group,
-            provenance=_provenance(con, Path(config.out) / TRAIN),
+            provenance=_provenance(con, Path(config.out) / TRAIN, files),
         ).write(Path(config.out))
 
 
-def _provenance(con: "duckdb.DuckDBPyConnection", index: Path) -> dict[str, Any]:
-    """Where the rows of an index come from, for the card of the model."""
+def _provenance(con: "duckdb.DuckDBPyConnection", index: Path, files: Sequence[SourceFile]) -> dict[str, Any]:
+    """Where the rows of an index come from, for the card of the model; looks into no other files."""
     con.register("_index", pads.dataset(str(index / ROWS_FILE), format="arrow"))
-    return provenance(con, "(FROM rollouts SEMI JOIN _index USING (response_id))")
+    codes = con.execute("SELECT DISTINCT file FROM _index ORDER BY file").fetchall()
+    batches = [batch_name(file) for file in files if is_rollouts(file)]
+    named = ", ".join(literal(batches[code]) for (code,) in codes)
+    some = 0 < len(codes) < len(batches)
+    rows = f"(FROM rollouts WHERE file IN ({named}))" if some else "rollouts"
+    return provenance(con, f"(FROM {rows} SEMI JOIN _index USING (response_id))")
 
 
-def make_tokens(run: RunData) -> TokenPlan:
+def make_tokens(run: RunData, con: "duckdb.DuckDBPyConnection") -> TokenPlan:
     """The token ids that a run uses, made where they are missing."""
     return prepare_tokens(
         run.ds,
@@ -116,6 +122,7 @@ def make_tokens(run: RunData) -> TokenPlan:
         where=run.plan.row_filter,
         seed=run.config.seed,
         progress=run.ticks("token ids"),
+        con=con,
     )
 
 

@@ -203,6 +203,19 @@ def test_a_new_batch_raises_the_staleness_of_the_old_ones_on_the_same_opened_dat
     assert ds.sql("SELECT max(staleness) AS s FROM rollouts").to_pylist() == [{"s": 8}]
 
 
+def test_what_is_known_of_a_batch_is_not_taken_for_another_in_its_place(ds):
+    for version in (9, 1):
+        with ds.writer("one") as writer:
+            writer.rollouts(table([row("a", policy="p", policy_version=version)]))
+            writer.commit()
+        commit(ds, row("b", policy="p", policy_version=2))
+        opened = data_tools.open(ds.path)
+        found = opened.sql("SELECT min(staleness) AS least, max(staleness) AS most FROM rollouts").to_pylist()
+        assert found == [{"least": 0, "most": max(version, 2) - min(version, 2)}]
+        for batch in ds.batches():
+            ds.storage.remove(f"rollouts/{batch}.parquet")
+
+
 def test_later_rewards_cost_a_join_only_where_they_exist_and_matter(ds):
     commit(ds, row("a"))
     assert joins(ds, "SELECT response_id, reward FROM rollouts") == 0

@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import data_tools
@@ -14,6 +15,7 @@ from offline_rec.cards.write import card
 from offline_rec.looping import loop as loop_module
 from offline_rec.looping.config import LoopConfig
 from offline_rec.looping.loop import loop
+from offline_rec.looping.records import add_lineage
 from offline_rec.models.policy import Policy
 from offline_rec.sampling import refresh as refresh_module
 from offline_rec.sampling.choose import open_sampler
@@ -115,6 +117,15 @@ def test_samples_of_a_version_are_from_the_weights_that_its_card_names(world, on
     # On-policy: the ratio to who sampled is 1 at every update.
     ratios = [record["ratio_mean"] for record in records(tmp_path / "run")]
     assert ratios == pytest.approx([1.0] * 3, abs=1e-5)
+
+
+def test_who_sampled_is_noted_as_the_dataset_tells_it(on_policy, tmp_path):
+    run, ds = on_policy / "run", data_tools.open(on_policy / "ds")
+    for folder in sorted((run / "rounds").iterdir()):
+        add_lineage(folder, tmp_path, ds, where=None)  # looked up row by row
+    found = [pq.read_table(path / "lineage") for path in (tmp_path, run)]
+    assert found[0].num_rows == 18
+    assert found[0].equals(found[1])
 
 
 def test_replayed_versions_are_trained_on_again_with_weights_of_their_age(world, tmp_path):

@@ -89,6 +89,14 @@ def test_recomputing_keeps_less(folder):
     assert less.activations > 2 * 4 * 64 * 32 * 4  # the input of each of two layers
 
 
+def test_a_configuration_that_changes_is_read_anew(tmp_path):
+    for vocabulary in (99, 120):
+        model = tiny.model(vocabulary)
+        model.save_pretrained(tmp_path)
+        found = footprint(tmp_path, dtype=torch.float32, shape=(0, 0))
+        assert found.parameters == sum(p.numel() for p in model.parameters())
+
+
 def test_the_parts_of_an_estimate_by_hand(folder):
     needs = memory.estimate(config(folder, dtype="bfloat16"), CPU, tokens=40, longest=20)
     p = sum(q.numel() for q in tiny.model(99 + 1).parameters())

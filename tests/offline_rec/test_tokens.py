@@ -61,6 +61,17 @@ def test_text_rows_get_ids_once_beside_their_rollouts(tmp_path: Path, monkeypatc
     assert prepare(ds, TOKENIZER).key == plan.key
 
 
+def test_another_batch_in_the_place_of_one_that_needed_no_ids_gets_its_own(tmp_path: Path) -> None:
+    ds = dataset(tmp_path / "ds")
+    for made, encoded in ((engine_row(), []), (text_row(), ["one"])):
+        with ds.writer("one") as writer:
+            writer.rollouts(rollouts([{"response_id": "r"} | made]))
+            writer.commit()
+        prepare(ds, TOKENIZER)
+        assert [path.stem for path in tmp_path.glob("ds/tokens/*/*.parquet")] == encoded
+        ds.storage.remove("rollouts/one.parquet")
+
+
 def test_a_killed_call_goes_on_with_the_batches_that_are_missing(tmp_path: Path) -> None:
     ds = dataset(tmp_path / "ds", [text_row()], [text_row("3+3=", "6")])
 
