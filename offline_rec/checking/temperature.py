@@ -54,9 +54,14 @@ class Setting:
         return "".join([*parts, f", top-k {self.top_k}" if (self.top_k or 0) > 0 else ""])
 
     @property
+    def logged(self) -> float:
+        """The logged temperature; 1 where there is none that could be, as in a fit."""
+        return self.temperature if self.temperature is not None and self.temperature > 0 else 1.0
+
+    @property
     def own(self) -> float:
         """The temperature at which a fit takes ratios of these rows."""
-        return self.temperature if self.kind == "processed" and self.temperature else 1.0
+        return self.logged if self.kind == "processed" else 1.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def implied_temperature(gap: Callable[[float], float]) -> float:
 
 
 def _broken(setting: Setting, gap: Gap, best: float) -> Rule | None:
-    own, logged = gap(setting.own, setting.own_cut), setting.temperature or 1.0
+    own, logged = gap(setting.own, setting.own_cut), setting.logged
     if logged != 1 or setting.cut:
         if setting.kind == "processed" and _explains(gap(1.0, False), own):
             return RAW

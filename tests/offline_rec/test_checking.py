@@ -169,6 +169,14 @@ def test_a_cut_that_was_not_the_one_of_sampling_is_told(tmp_path, model):
     assert set(grave(check(ds, model))) == {"cut_sampling", "cut_differs"}
 
 
+@pytest.mark.parametrize("kind", ["processed", "unknown"])
+def test_a_temperature_that_cannot_be_counts_as_1(tmp_path, model, kind):
+    params = SamplingParams(top_p=0.95, max_tokens=20, seed=5)
+    columns = {"temperature": lambda row: -1.0, "logprob_kind": lambda row: kind}
+    report = check(sampled(tmp_path / "ds", model, params, **columns), model)
+    assert report.logprobs[0]["mean_difference"] < 0.1
+
+
 @pytest.mark.parametrize(
     ("kind", "told"), [("raw", "raw_marked_processed"), ("processed", "processed_unmarked")]
 )
